@@ -22,7 +22,7 @@ from farflung.peer.settings import place_of
 from farflung.protocol.caps import parse_bytes
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.model_schema import hf_config
+from farflung.protocol.model_schema import hf_config, tensors_of
 from farflung.protocol.process.mode_folders import needed
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from farflung.protocol.manifest import ModelSection
 
 LARGE_BYTES = 200_000_000
+_NOT_OF_RUN = "--hf run: run {} trained the model of a script: name that model's folder, or its name on a hub"
 OF_RUN = "run"  # in the place of a model's folder: the model is what the run says
 # Of a mode: what transformers calls the tensors of a model in parts.
 NAMES_OF_PARTS = "farflung.peer.pipeline.hf"
@@ -214,9 +215,11 @@ def write_for_transformers(
     if hf == OF_RUN:
         model = _model_of_run(found)
         # Of a model in stages a part's number stands before the name; behind it are transformers' own names.
-        tensors = {
-            name.partition(".")[2] if in_parts else name: each for name, each in exported.tensors.items()
-        }
+        bare = {name: name.partition(".")[2] if in_parts else name for name in exported.tensors}
+        tensors = {bare[name]: each for name, each in exported.tensors.items()}
+        shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+        if shapes != tensors_of(model) or len(tensors) < len(bare) or exported.frozen:
+            raise UserError(_NOT_OF_RUN.format(found.manifest.run))
         write_run_folder(tensors, hf_config(model), folder, _shard_bytes(max_shard_size))
         return
     base = base_folder(hf, with_weights=bool(exported.frozen))
@@ -239,10 +242,7 @@ def _model_of_run(found: JoinedStages) -> ModelSection:
     """UserError where its run was one of a script."""
     terms = found.manifest.run_terms
     if terms is None or not terms.model.kind:
-        raise UserError(
-            f"--hf {OF_RUN}: run {found.manifest.run} trained the model of a script: name that model's folder, or its "
-            "name on a hub"
-        )
+        raise UserError(_NOT_OF_RUN.format(found.manifest.run))
     return terms.model
 
 

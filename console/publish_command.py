@@ -48,7 +48,11 @@ def publish(
         Path, typer.Option(help="The data folder of the run's coordinator, run.data: who took part.")
     ],
     hf: Annotated[
-        str, typer.Option("--hf", help="Folder or name of the transformers model, or peft adapter, trained.")
+        str,
+        typer.Option(
+            "--hf",
+            help="`run` where the run names its model; else that model, or peft adapter.",
+        ),
     ],
     hub: Annotated[
         str | None, typer.Option(help="Repository, USER/NAME; logged in by HF_TOKEN or `hf auth login`.")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.model_schema import values_of
 
 SHORT = """\
 # The public description of a run. Every peer gets it, and its hash names the run: a change makes another run, except
@@ -58,9 +59,9 @@ preset = "tiny"           # or 15M, 125M, 350M, 1B, 7B: sizes for all keys below
 layers = 2                # each one of attention and one of its MLP
 width = 64                # size of a token's vector
 heads = 4                 # attention heads of each layer
-kv_heads = 4              # heads of keys and values, a divisor of heads; without it: heads
-head_dim = 16             # size of a head's vector; without it: width / heads
-mlp_width = 192           # without it: 8/3 of width, up to a multiple of 64
+kv_heads = 4              # heads of keys and values, a divisor of heads; written with heads, or as the preset groups
+head_dim = 16             # size of a head's vector; width / heads where one of these is written
+mlp_width = 192           # 8/3 of width, up to a multiple of 64, where that is written
 context = 64              # tokens per sample
 vocab = 256               # tokens that there are; 256: bytes
 rope_theta = 10000.0      # the slowest turn of places; raise it for long contexts
@@ -93,7 +94,7 @@ schedule = "constant"     # then it stays; "linear", "cosine": it goes down to a
                           # sync_every); "wsd": only in the last fifth of the steps.  By the run's step, for late
                           # joiners too; adamw and muon of [outer] go down by rounds, in a straight line
 clip = 1.0                # largest gradient norm; lower it if the loss spikes
-precision = "fp32"        # "bf16": products in bf16 where the hardware has it; parameters stay fp32
+precision = "fp32"        # "bf16": products in bf16, on GPUs that have it; parameters stay fp32
 
 [outer]                   # what is done with the merged result of a round
 step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2";
@@ -227,10 +228,7 @@ def _of_the_model(m: Manifest) -> Iterator[str]:
                 'reads data of its own: write source = ""'
             )
         return
-    # At most: norms and biases are in it.
-    width = model.width
-    values = (256 + model.context) * width + model.layers * 13 * width * (width + 1) + 2 * width
-    chunks = -(-values // (rules.chunk_kb * VALUES_PER_KB))
+    chunks = -(-values_of(model) // (rules.chunk_kb * VALUES_PER_KB))
     if rules.fragments > chunks and not m.pipeline.batch:
         yield (
             f"[round] fragments: {rules.fragments}, and the built-in model has {chunks} chunks of chunk_kb = "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 CONTROL_FRAME_BYTES = 320 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)

@@ -437,10 +437,17 @@ def _cross_checks(m: Manifest) -> list[str]:
     problems += size_problems(m.model, m.pipeline.stages) + _token_problems(m) if m.model.kind else []
     samples, beat, dead = m.data.lease_samples, m.net.heartbeat_s, m.net.dead_after_s
     expect(samples >= batch, "[data] lease_samples", f"at least one batch ({batch})", samples)
-    long = m.model.kind and m.data.length > m.model.context + 1
-    expect(not long, "[data] length", f"at most context + 1 ({m.model.context + 1})", m.data.length)
+    fits = m.data.length != 1 and m.data.length <= m.model.context + 1
+    if m.model.kind:
+        expect(fits, "[data] length", f"0, or 2 to context + 1 ({m.model.context + 1})", m.data.length)
     small = m.round.chunk_kb < m.least_chunk_kb
-    expect(not small, "[round] chunk_kb", f"at least {m.least_chunk_kb} for this model", m.round.chunk_kb)
+    if m.least_chunk_kb > CHUNK_KB_MOST:
+        problems.append(
+            f"[model]: {values_of(m.model)} values are too many for one piece: make it smaller, or cut it into stages "
+            "([pipeline])"
+        )
+    else:
+        expect(not small, "[round] chunk_kb", f"at least {m.least_chunk_kb} for this model", m.round.chunk_kb)
     coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
     if not coarse:
         found = f'codec = "{m.round.codec}"'
@@ -537,6 +544,7 @@ def _batch_checks(m: Manifest) -> list[str]:
         (m.outer.schedule, "blocking", "[outer] schedule"),
         (m.merge.policy, "mean", "[merge] policy"),
         (m.round.fragments, 1, "[round] fragments"),
+        (m.inner.precision, "fp32", "[inner] precision"),
     )
     return [
         f"{key}: expected {_shown(due)} with [pipeline] batch > 0, found {_shown(found)}"
@@ -597,7 +605,8 @@ def _token_problems(m: Manifest) -> list[str]:
     plain = any(each.partition("?")[0].endswith(".bin") for each in places)
     held = {"uint8": 2**8, "uint16": 2**16, "int16": 2**15}.get(dtype, vocab)
     if plain and vocab > held:
-        return [f'[data] dtype: "{dtype}" has {held} tokens, [model] vocab is {vocab}; write "uint32"']
+        told = f'"{dtype}" holds {held} tokens, [model] vocab is {vocab}'
+        return [f"[data] dtype: {told}: write the type that the shards have, or make vocab smaller"]
     return []
 
 
@@ -644,7 +653,7 @@ def _explain(error: ValidationError) -> list[str]:
     lines: list[str] = []
     for item in error.errors(include_url=False):
         loc = item["loc"]
-        if not loc and item["type"] == "value_error":
+        if item["type"] == "value_error" and len(loc) < 2:  # of the whole, or of a section
             lines += str(item["ctx"]["error"]).splitlines()
         elif not loc:
             lines.append(item["msg"].splitlines()[0][:120])  # bytes that are no JSON, or no JSON object

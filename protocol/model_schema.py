@@ -228,6 +228,7 @@ def _difference_of_stages(mine: ModelSchema, run: ModelSchema) -> str:
 # numbers alone: they are filled in before it is hashed, so a later version of a preset is another run. The
 # numbers are a stranger's: values are reckoned on paper before anything is built (peer/builtin/sizes.py).
 
+HEAD_DIM_MOST = 1024
 MLP_STEP = 64  # a width of an MLP that nobody names is a multiple of it
 _PLAIN = {"rope_theta": 10_000.0, "norm_eps": 1e-5, "qk_norm": False, "tied": True}
 _COLUMNS = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "vocab")
@@ -261,10 +262,21 @@ def filled_in(written: Mapping[str, Any]) -> dict[str, Any]:
         return {**preset, **found}
     # A script reads such numbers as it likes.
     resized = {key for key in ("width", "heads") if key in written and found.get("kind") != ""}
-    found.setdefault("kv_heads", heads if "heads" in resized else preset["kv_heads"])
+    found.setdefault("kv_heads", _kv_heads(heads, preset) if "heads" in resized else preset["kv_heads"])
+    if resized and "head_dim" not in found and (width % heads or not 2 <= width // heads <= HEAD_DIM_MOST):
+        raise ValueError(
+            f"[model] width: expected a multiple of heads ({heads}), at most {HEAD_DIM_MOST} times it, found {width}; "
+            "or write head_dim"
+        )
     found.setdefault("head_dim", width // heads if resized else preset["head_dim"])
     found.setdefault("mlp_width", mlp_width_of(width) if "width" in resized else preset["mlp_width"])
     return found
+
+
+def _kv_heads(heads: int, preset: Mapping[str, Any]) -> int:
+    """Grouped as those of the preset are, where that goes."""
+    is_grouped = preset["kv_heads"] < preset["heads"] and heads % preset["kv_heads"] == 0
+    return int(preset["kv_heads"]) if is_grouped else heads
 
 
 def mlp_width_of(width: int) -> int:
@@ -298,11 +310,12 @@ class ModelSizes(Protocol):
 def size_problems(model: ModelSizes, stages: int) -> list[str]:
     """What of these sizes does not go together: each line says which value, and how it must be."""
     found = []
-    if model.width % model.heads and model.head_dim == model.width // model.heads:
+    if model.width % model.heads and not model.qk_norm:
         found.append(
-            f"[model] width: expected a multiple of heads ({model.heads}), found {model.width}; or write head_dim"
+            f"[model] width: expected a multiple of heads ({model.heads}) without qk_norm, found {model.width}: such a "
+            "Llama is read by nobody else"
         )
-    elif model.head_dim % 2:
+    if model.head_dim % 2:
         found.append(
             f"[model] head_dim: expected an even number, found {model.head_dim}: places turn values in pairs"
         )
@@ -329,6 +342,29 @@ def values_of(model: ModelSizes) -> int:
     return sum(values_by_part(model))
 
 
+def tensors_of(model: ModelSizes) -> dict[str, tuple[int, ...]]:
+    """Names, as transformers has them, and shapes; a head that is tied is no tensor of its own."""
+    width, queries, keys = model.width, model.heads * model.head_dim, model.kv_heads * model.head_dim
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (model.vocab, width)}
+    of_layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (model.mlp_width, width),
+        "mlp.up_proj": (model.mlp_width, width),
+        "mlp.down_proj": (width, model.mlp_width),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+    if model.qk_norm:
+        of_layer |= {"self_attn.q_norm": (model.head_dim,), "self_attn.k_norm": (model.head_dim,)}
+    for number in range(model.layers):
+        found |= {f"model.layers.{number}.{name}.weight": shape for name, shape in of_layer.items()}
+    found["model.norm.weight"] = (width,)
+    return found if model.tied else found | {"lm_head.weight": (model.vocab, width)}
+
+
 def parts_of(model: ModelSizes) -> int:
     return model.layers + 2
 
@@ -340,6 +376,10 @@ def hf_config(model: Any) -> dict[str, Any]:
         "architectures": [f"{kind}ForCausalLM"],
         "model_type": kind.lower(),
         "attention_bias": False,
+        # transformers' own defaults are words of Llama 2, at which generation would stop.
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
         "dtype": "float32",
         "head_dim": model.head_dim,
         "hidden_act": "silu",

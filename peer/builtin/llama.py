@@ -123,7 +123,6 @@ class Llama(nn.Module):
         last = parts_on_paper(sizes) - 1
         self.sizes = sizes
         self.parts = range(first, last + 1 if stop is None else stop)
-        self.recomputes = False  # what layers made is not kept for the backward pass, but made once more
         with torch.random.fork_rng(devices=[]):  # torch's own layers draw values, which are replaced below
             self.model = _Body(sizes, self.parts)
             if last in self.parts:
@@ -145,9 +144,8 @@ class Llama(nn.Module):
         if 0 in self.parts:
             x = self.model.embed_tokens(x)
         turns = rotation(self.sizes, x.shape[1], x.device)
-        again = self.recomputes and torch.is_grad_enabled()
         for layer in self.model.layers.values():
-            x = checkpoint(layer, x, turns, use_reentrant=False) if again else layer(x, turns)
+            x = layer(x, turns)
         return self.model.norm(x) if self.has_head else x
 
     def loss(self, window: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from farflung.peer.footprint import (
 )
 from farflung.protocol.caps import si
 from farflung.protocol.errors import UserError
-from farflung.protocol.manifest import Manifest, ModelSection
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import values_of
 from farflung.protocol.outer_numbers import VALUE_BYTES
 
@@ -35,15 +35,19 @@ def step_bytes(manifest: Manifest) -> int:
     model, pipeline = manifest.model, manifest.pipeline
     samples = pipeline.micro if pipeline.batch else manifest.data.batch
     tokens = samples * (manifest.row_tokens - 1)
-    logits = KEPT_LOGITS * model.vocab * min(tokens, LOGIT_ROWS)
-    kept = tokens * (model.layers if pipeline.stages == 1 else 1) * _kept_by_layer(model)
-    return (kept + logits) * VALUE_BYTES + samples * manifest.row_tokens * ID_BYTES
+    # The peer that has the head of a model in stages makes all logits at once.
+    rows = min(tokens, LOGIT_ROWS) if pipeline.stages == 1 else tokens
+    logits = KEPT_LOGITS * model.vocab * rows * VALUE_BYTES
+    kept = tokens * (model.layers if pipeline.stages == 1 else 1) * _kept_by_layer(manifest)
+    return kept + logits + samples * manifest.row_tokens * ID_BYTES
 
 
-def _kept_by_layer(model: ModelSection) -> int:
-    """Values of a token that a layer keeps for its backward pass, at least: what each product and norm was made of."""
-    heads = 2 * (model.heads + model.kv_heads) * model.head_dim
-    return 4 * model.width + heads + 4 * model.mlp_width
+def _kept_by_layer(manifest: Manifest) -> int:
+    """Bytes of a token that a layer keeps for its backward pass, at least: what each norm and product was made of."""
+    model = manifest.model
+    products = 2 * (model.heads + model.kv_heads) * model.head_dim + 2 * model.width + 4 * model.mlp_width
+    norms = 2 * model.width
+    return norms * VALUE_BYTES + products * (2 if manifest.inner.precision == "bf16" else VALUE_BYTES)
 
 
 def refuse_too_large(manifest: Manifest, rules: MemoryRules, room: FreeMemory) -> None:

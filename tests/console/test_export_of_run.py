@@ -13,7 +13,7 @@ from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
 from farflung.peer.builtin.llama import Llama
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, ModelSection
 from rig.made_model import MadeRun
 
 TOML = "[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 2\nqk_norm = true\n"
@@ -83,6 +83,13 @@ def test_what_is_no_model_of_a_run_is_told_in_a_line_and_nothing_is_written(tmp_
             "the terms in its manifest are not those of its run",
         ),
     }
+    for number, other in enumerate(
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Llama(ModelSection(layers=1), 7))
+    ):
+        run = MadeRun(tmp_path / f"other {number}")
+        run.saves(other, 4, manifest.canonical())
+        code, said = export(say, run, tmp_path / "out")
+        assert code == 2 and "trained the model of a script" in said, "a script may join any run"
     for name, (terms, of, told) in cases.items():
         run = MadeRun(tmp_path / name)
         run.saves(Llama(manifest.model, 7), 4, terms, of)

@@ -129,14 +129,14 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ("[run]\nmin_peers = 9\nmax_peers = 3", "[run] max_peers: expected at least min_peers (9), found 3"),
         (
             "[model]\nheads = 5",
-            "[model] width: expected a multiple of heads (5), found 64; or write head_dim",
+            "[model] width: expected a multiple of heads (5), at most 1024 times it, found 64; or write head_dim",
         ),
         ('[data]\nsource = "/etc/passwd"', f'{_SOURCE}, found "/etc/passwd"'),
         ('[data]\nsource = "http://a.example/b.bin"', f'{_SOURCE}, found "http://a.example/b.bin"'),
         ('[data]\nsource = "https://a/b::file:///c"', f'{_SOURCE}, found "https://a/b::file:///c"'),
         ('[data]\nsource = "https://me:word@a/b"', f'{_SOURCE}, found "https://me:word@a/b"'),
         ("[data]\nsource = []", f"{_SOURCE}, found []"),
-        ("[data]\nlength = 99", "[data] length: expected at most context + 1 (65), found 99"),
+        ("[data]\nlength = 99", "[data] length: expected 0, or 2 to context + 1 (65), found 99"),
         ("[data]\nbatch = 300", "[data] lease_samples: expected at least one batch (300), found 256"),
         (
             "[net]\ndead_after_s = 2",
@@ -323,10 +323,17 @@ def test_sizes_that_are_not_written_follow_from_those_that_are() -> None:
         return model.width, model.heads, model.kv_heads, model.head_dim, model.mlp_width
 
     assert sizes('preset = "1B"') == (2048, 32, 4, 64, 5632)
-    assert sizes('preset = "1B"\nheads = 16') == (2048, 16, 16, 128, 5632)
+    assert sizes('preset = "1B"\nheads = 16') == (2048, 16, 4, 128, 5632)
+    assert sizes('preset = "1B"\nheads = 2') == (2048, 2, 2, 1024, 5632)
     assert sizes('preset = "1B"\nwidth = 1024') == (1024, 32, 4, 32, 2752)
     assert sizes("width = 768\nheads = 12") == (768, 12, 12, 64, 2048)
-    assert sizes("width = 770\nheads = 12\nhead_dim = 32\nmlp_width = 5") == (770, 12, 12, 32, 5)
+    assert sizes("width = 770\nheads = 12\nhead_dim = 32\nmlp_width = 5\nqk_norm = true") == (
+        770,
+        12,
+        12,
+        32,
+        5,
+    )
 
 
 def test_a_model_in_stages_has_a_head_of_its_own_unless_that_is_refused() -> None:
@@ -344,7 +351,7 @@ def test_a_model_in_stages_has_a_head_of_its_own_unless_that_is_refused() -> Non
     [
         (
             "[model]\nwidth = 770\nheads = 12",
-            "[model] width: expected a multiple of heads (12), found 770; or write",
+            "[model] width: expected a multiple of heads (12), at most 1024 times it",
         ),
         ("[model]\nhead_dim = 17", "[model] head_dim: expected an even number, found 17"),
         ("[model]\nkv_heads = 3", "[model] kv_heads: expected a divisor of heads (4), found 3"),
@@ -352,7 +359,7 @@ def test_a_model_in_stages_has_a_head_of_its_own_unless_that_is_refused() -> Non
         ("[model]\npreset = '8B'", '[model] preset: expected "tiny" or "15M"'),
         (
             "[model]\nvocab = 128256\n[data]\nsource = 'https://h.example/a.bin'",
-            '[data] dtype: "uint16" has 65536 tokens, [model] vocab is 128256; write "uint32"',
+            '[data] dtype: "uint16" holds 65536 tokens, [model] vocab is 128256: write the type that the shards have',
         ),
     ],
 )

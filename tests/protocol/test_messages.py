@@ -399,7 +399,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another version of the protocol."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 9
+    assert limits.PROTOCOL_VERSION == 10
 
 
 def test_every_kind_comes_back_as_it_was_sent() -> None:
