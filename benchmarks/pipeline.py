@@ -44,7 +44,7 @@ MODELS = {
     "the built-in Llama, untied": BUILT_IN,
     "nn.Sequential with BatchNorm and dropout": SEQUENTIAL,
     "Llama of transformers": LLAMA,
-    "the same, one channel 100 times as large": LOUD,
+    "the built-in Llama, one channel 100 times as large": LOUD,
 }
 
 
