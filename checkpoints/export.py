@@ -193,11 +193,13 @@ def write_run_folder(
 ) -> None:
     """The same of a model that the run itself names: nothing else is needed, neither a base nor transformers."""
     shards: list[dict[str, Tensor]] = [{}]
+    there = 0  # bytes of the last one
     for name, tensor in tensors.items():
-        there = sum(each.nbytes for each in shards[-1].values())
         if shards[-1] and there + tensor.nbytes > shard_bytes:
             shards.append({})
+            there = 0
         shards[-1][name] = tensor
+        there += tensor.nbytes
     with made_aside(out) as aside:
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         files: dict[str, str] = {}

@@ -191,6 +191,7 @@ class EncodeTick(ModeSection, frozen=True, tag="mesh"):
 
 # Of two sessions: coordinator/roster/ways.py.
 PairName = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Others = Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)]
 
 
 class RelayOffer(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -241,9 +242,9 @@ class Look(MessageBase, frozen=True, kw_only=True):
 
 class ReachBeat(ModeSection, frozen=True, tag="reach"):
     # A connection stands that we made by meeting; it counts where both say so.
-    punched: Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)] = ()
+    punched: Others = ()
     relay: RelayOffer | None = None  # that I offer
-    unmet: Annotated[tuple[PeerName, ...], Meta(max_length=WAYS_MOST)] = ()  # at the relay told
+    unmet: Others = ()  # at the relay told
 
 
 class ReachTick(ModeSection, frozen=True, tag="reach"):
@@ -285,7 +286,7 @@ ShelvedList = Annotated[tuple[Shelved, ...], Meta(max_length=SHELVED_TOLD)]
 class ShelfBeat(ModeSection, frozen=True, tag="shelf"):
     """Versions that I can bring without anybody's help, beside those that I hold."""
 
-    shelf: Annotated[tuple[Shelved, ...], Meta(max_length=SHELVED_TOLD)]
+    shelf: ShelvedList
 
 
 # ---- restoring --------------------------------------------------------------------------------------------
