@@ -23,6 +23,7 @@ import numpy as np
 from blake3 import blake3
 
 from farflung.protocol.errors import UserError
+from farflung.protocol.process.own_files import sync_folder
 
 SHARD_TOKENS = 100_000_000
 STATE = "prepared.json"
@@ -146,7 +147,7 @@ class ShardWriter:
                 f"too little text: {written.tokens:,} tokens to train on and {written.held_out:,} held out; give more "
                 "files, or a larger --held-out, and a new folder"
             )
-        self._aside(HELD_OUT).replace(self.folder / HELD_OUT)
+        self._named(HELD_OUT)
         return self._finish()
 
     def _lacks_its_name(self, files: int) -> bool:
@@ -179,6 +180,12 @@ class ShardWriter:
     def _aside(self, name: str) -> Path:
         path = self.folder / name
         return path.with_name(f".{path.name}.part")
+
+    def _named(self, name: str) -> None:
+        """What was written aside, and lies on the disk, is there under its name also after a power cut."""
+        path = self.folder / name
+        self._aside(name).replace(path)
+        sync_folder(path.parent)
 
     def _held_out(self) -> BinaryIO:
         """What came after the last whole shard is made once more."""
@@ -215,7 +222,7 @@ class ShardWriter:
         _settle(shard)
         shard.close()
         if self._pending:
-            self._aside(self._name).replace(self.folder / self._name)
+            self._named(self._name)
             self.written.shards.append(self._pending)
             self._pending = 0
         else:
@@ -223,12 +230,11 @@ class ShardWriter:
         self._save()
 
     def _save(self) -> None:
-        aside = self._aside(STATE)
-        with aside.open("wb") as file:
+        with self._aside(STATE).open("wb") as file:
             content = {"recipe": asdict(self.recipe), "written": asdict(self.written)}
             file.write(json.dumps(content, indent=2).encode() + b"\n")
             _settle(file)
-        aside.replace(self.folder / STATE)
+        self._named(STATE)
 
 
 def _settle(file: BinaryIO) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from farflung.peer.data import shard_writer
 from farflung.peer.data.shard_writer import (
     BATCH_CHARS,
     HELD_OUT,
@@ -159,6 +160,29 @@ def test_killed_between_any_two_things_that_it_does_with_files_it_goes_on(
             monkeypatch.setattr(Path, "replace", replace)
             ShardWriter(out, recipe(*texts), shard_tokens=150).run(texts, of_bytes, silent)
             assert content(out) == due, (kills_at, after)
+
+
+def test_no_power_cut_takes_a_name_that_a_later_word_speaks_of(
+    texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename is only on the disk once its folder is: before the next file is named, as that one may tell of it."""
+    steps: list[tuple[str, Path]] = []
+    rename, sync = Path.replace, shard_writer.sync_folder
+
+    def renamed(path: Path, to: Path) -> Path:
+        steps.append(("named", to.parent))
+        return rename(path, to)
+
+    def synced(folder: Path) -> None:
+        steps.append(("synced", folder))
+        sync(folder)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(shard_writer, "sync_folder", synced)
+    ShardWriter(tmp_path / "out", recipe(*texts), shard_tokens=60).run(texts, of_bytes, silent)
+    assert len(steps) > 10
+    for named, after in zip(steps[::2], steps[1::2], strict=True):
+        assert named[0] == "named" and after == ("synced", named[1])
 
 
 def test_what_was_taken_away_meanwhile_is_not_made_up(texts: list[Path], tmp_path: Path) -> None:
