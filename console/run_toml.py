@@ -83,6 +83,12 @@ column = "input_ids"      # of parquet files
 batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
 lease_samples = 256       # samples handed to a peer at a time, at least; large data sets: what lasts ten minutes
 
+[eval]                    # the loss on text that nobody learns from, of versions that all peers have alike
+source = ""               # "python-stdlib", which holds some of its files out, or shards as in [data]; "": none
+every_rounds = "auto"     # and of the last version; "auto": as often as takes 1 % of the time at most
+windows = 256             # samples of it, always the same, 16 to 1024: more of them, a steadier figure
+bytes_per_token = 0.0     # of that text, as data prepare prints it: for bits per byte; 0: not known
+
 [inner]                   # run by each peer alone between two rounds
 optimizer = "adamw"       # or "muon": Muon for the weights that are matrices, AdamW for the rest; for a small GPU, from
                           # packages: "adamw8bit", "galore", "apollo", "apollo-mini", "adam-mini"; more memory: "soap"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 CONTROL_FRAME_BYTES = 320 * 1024  # one control message, before it is parsed
 CONTROL_BIN_BYTES = 192 * 1024  # one bytes field in it (a run's hash list, a status)
@@ -57,6 +57,9 @@ AMOUNT_MAX = 1 << 48  # of the steps or bytes that a member tells: more counts a
 
 EVIDENCE_COMMITS_KEPT = 64  # whose signed hash lists the coordinator keeps
 EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kept
+
+WINDOWS_MOST = 1024  # of text that is held out: what one peer says of all of them has 4 KB
+NATS_MOST = 1e4  # of one token
 
 AUDITED_AT_ONCE = 32  # chunks in one message: their contributions' hashes fit in well
 ROUNDS_KEPT = 2  # committed ones, whose contributions their authors keep for audits

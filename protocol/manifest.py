@@ -29,6 +29,7 @@ from farflung.protocol.limits import (
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
     SEATS_TOLD,
+    WINDOWS_MOST,
 )
 from farflung.protocol.model_schema import filled_in, size_problems, values_of
 from farflung.protocol.outer_numbers import (
@@ -170,6 +171,18 @@ class DataSection(Section):
     lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
 
 
+class EvalSection(Section):
+    """The loss on text that nobody learns from, at versions that all peers have alike."""
+
+    source: Annotated[
+        Literal["python-stdlib", ""] | Place | Places,
+        Field(description='"", "python-stdlib", or token shards at https:// or s3://, one place or a list'),
+    ] = ""
+    every_rounds: Annotated[Count | Auto, Field(description='an integer >= 1, or "auto"')] = "auto"
+    windows: Annotated[int, Field(ge=16, le=WINDOWS_MOST)] = 256
+    bytes_per_token: Annotated[float, Field(ge=0, le=64)] = 0.0  # 0: not known
+
+
 class InnerSection(Section):
     optimizer: Literal[
         "adamw", "muon", "adamw8bit", "galore", "apollo", "apollo-mini", "adam-mini", "soap"
@@ -284,6 +297,7 @@ class Manifest(Section):
     model: ModelSection = ModelSection()
     start: StartSection = StartSection()
     data: DataSection = DataSection()
+    eval: EvalSection = EvalSection()
     inner: InnerSection = InnerSection()
     outer: OuterSection = OuterSection()
     round: RoundSection = RoundSection()
@@ -385,6 +399,23 @@ class Manifest(Section):
         return self.data.length or self.model.context + 1
 
     @property
+    def least_eval_rounds(self) -> int:
+        """So many rounds make windows of [eval] no more than 1 % of the time, where every peer computes all of them: a
+        forward pass takes a third of a step."""
+        return -(-100 * self.eval.windows // (3 * self.round.sync_every * self.data.batch))
+
+    @property
+    def eval_rounds(self) -> int:
+        """Between two versions at which the held-out loss is computed."""
+        every = self.eval.every_rounds
+        return self.least_eval_rounds if isinstance(every, str) else every
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the text behind [eval]; 0: not known."""
+        return 1.0 if self.eval.source == "python-stdlib" else self.eval.bytes_per_token
+
+    @property
     def least_chunk_kb(self) -> int:
         """Of a model that the run names and that is in one piece: with smaller ones there would be too many chunks."""
         if not self.model.kind or self.pipeline.stages > 1:
@@ -452,7 +483,7 @@ def _cross_checks(m: Manifest) -> list[str]:
     if not coarse:
         found = f'codec = "{m.round.codec}"'
         problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
-    problems += _outer_problems(m) + _start_problems(m)
+    problems += _outer_problems(m) + _start_problems(m) + _eval_problems(m)
     problems += _rate_problems(m) if m.inner.schedule != "constant" else []
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
         problems.append(
@@ -515,6 +546,30 @@ def _start_problems(m: Manifest) -> list[str]:
         problems.append(
             f'[start] momentum: expected "fresh" with [outer] step = "{m.outer.step}", found "keep": only nesterov\'s '
             "goes on where it was"
+        )
+    return problems
+
+
+def _eval_problems(m: Manifest) -> list[str]:
+    """What is held out is other text than what is learned, in the same tokens, and costs little."""
+    rules = m.eval
+    if not rules.source:
+        changed = rules.model_dump(exclude={"source"}).items() - EvalSection().model_dump().items()
+        return [f"[eval] {key}: expected to be left out without source" for key in sorted(dict(changed))]
+    if m.pipeline.batch:
+        return [f'[eval] source: expected "" with [pipeline] batch > 0, found {_shown(rules.source)}']
+    problems = []
+    if rules.source == "python-stdlib" != m.data.source:
+        told = "as [data] source has" if m.data.source else 'where [data] source is ""'
+        problems.append(f'[eval] source: expected token shards, {told}, found "python-stdlib"')
+    elif rules.source != "python-stdlib" and rules.source == m.data.source:
+        problems.append(
+            "[eval] source: expected other shards than [data] source, which the model learns from"
+        )
+    if m.eval_rounds < m.least_eval_rounds:
+        problems.append(
+            f"[eval] every_rounds: expected at least {m.least_eval_rounds} with windows = {rules.windows}, found "
+            f"{rules.every_rounds}: it would take more than 1 % of the time"
         )
     return problems
 

@@ -46,6 +46,8 @@ from farflung.protocol.mode_words import (
     MeshReport,
     ReachBeat,
     ReachTick,
+    ScoreBeat,
+    ScoreTick,
     ServeTick,
     ShelfBeat,
     StandsBy,
@@ -86,9 +88,9 @@ Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
 TAG_BYTES = 8  # of a nonce, to tell which one was meant
 ShownTag = Annotated[bytes, Meta(max_length=TAG_BYTES + 32)]
 # What modes may add to these, one of each.
-OfBeat = BatchBeat | ReachBeat | ShelfBeat | KeptBeat
+OfBeat = BatchBeat | ScoreBeat | ReachBeat | ShelfBeat | KeptBeat
 OfFragmentBeat = AheadBeat
-OfTick = BatchTick | ServeTick | ReachTick
+OfTick = BatchTick | ServeTick | ScoreTick | ReachTick
 OfFragmentTick = AheadTick | EncodeTick
 OfProgress = MeshReport
 _OneOfEach = Meta(max_length=SECTIONS_MOST)

@@ -26,12 +26,14 @@ from farflung.protocol.limits import (
     SHELVED_TOLD,
     WAYS_MOST,
     WHEREABOUTS_BYTES,
+    WINDOWS_MOST,
 )
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import (
     THE_RESULT,
     Commit,
     Count,
+    Digest,
     DotProducts,
     FragmentNo,
     FromMemberBase,
@@ -166,6 +168,28 @@ class ServeTick(ModeSection, frozen=True, tag="serve"):
     """Another stage of the model than it holds is this member's to serve from now on."""
 
     stage: Annotated[int, Meta(ge=0, lt=FRAGMENTS_MAX)]
+
+
+# ---- evaluation -------------------------------------------------------------------------------------------
+# The held-out loss of a version, of which each member computes some windows.
+
+
+class ScoreTick(ModeSection, frozen=True, tag="score"):
+    """Compute the loss of these windows at these versions; told until the answer is there, or comes too late."""
+
+    number: Count  # of the order
+    versions: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]  # of each fragment
+    windows: Annotated[bytes, Meta(min_length=1, max_length=WINDOWS_MOST // 8)]  # a mask
+
+
+class ScoreBeat(ModeSection, frozen=True, tag="score"):
+    """The answer.  Who may lie: everybody, about each number; others compute the same windows."""
+
+    number: Count  # of the order
+    # The float32 of each window's nats a token, in their order; none where `why_not` says why.
+    nats: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
+    data: Digest = b""  # the fingerprint of what was read
+    why_not: ShortReason = ""
 
 
 # ---- mesh -------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class VirtualPeer:
     @property
     def seat(self) -> int:
         """That it works in; 0: none."""
-        told = section(BatchBeat, self.member.training.sections)
+        told = section(BatchBeat, self.member.joined.sections) if self.member.joined is not None else None
         return told.seat if told is not None else 0
 
     @property

@@ -145,6 +145,8 @@ class Scenario:
     # So long a chunk takes on the way up the first peer's line, one after the other; 0: its line is like all others.
     slow_line_s: float = 0.0
     amends: int = 0  # so often the host changes what may change while a run goes on
+    evaluates: bool = False  # the held-out loss, of every second version and the last one
+    sync_every: int = 4  # steps of a period
     # The coordinator's disk: "key", all but the key is lost once; "copy", an older state comes back; "": it stays.
     loses: str = ""
 
@@ -201,6 +203,13 @@ class Scenario:
             audit=(0.037, 0.5, 1.0)[seed % 3],
             host_after_s=30.0 if seed % 4 == 1 else 0.0,
         ).scheduled(draw)
+
+    @staticmethod
+    def of_evaluation(seed: int) -> Scenario:
+        """The world of the seed, bad for as long as some long periods take; one of four of them is calm."""
+        drawn = replace(Scenario.of(seed), evaluates=True, sync_every=40, rounds=4, period_s=0.0, overlap_steps=0)
+        worse = replace(drawn, faults_until_s=40.0, end_s=400.0, blackout_at_s=0.0)
+        return worse if seed % 4 != 3 else replace(worse.without_chance(), leave_per_s=0.0, store_fails=0.0)
 
     @staticmethod
     def of_adamw(seed: int) -> Scenario:
@@ -588,6 +597,11 @@ _STEP_KEYS = {
 }
 
 
+# Nobody here goes by the batch: as large as makes sixteen windows cheap.
+EVALUATED_BATCH = 8
+_EVAL_KEYS = 'source = "python-stdlib"\nwindows = 16\nevery_rounds = 2'
+
+
 def manifest_for(scenario: Scenario) -> Manifest:
     return Manifest.from_toml(
         f"""
@@ -597,8 +611,10 @@ def manifest_for(scenario: Scenario) -> Manifest:
         min_peers = {scenario.min_peers}
         max_peers = {max(64, scenario.peers + 1)}
         [data]
-        lease_samples = 8
-        batch = 2
+        lease_samples = {max(8, EVALUATED_BATCH * scenario.evaluates)}
+        batch = {EVALUATED_BATCH if scenario.evaluates else 2}
+        [eval]
+        {_EVAL_KEYS if scenario.evaluates else ""}
         [inner]
         schedule = "{"linear" if scenario.step in ("adamw", "muon") else "constant"}"
         [outer]
@@ -610,7 +626,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         gather_codec = "{scenario.gather_codec}"
         fragments = {scenario.fragments}
         group = {scenario.group}
-        sync_every = 4
+        sync_every = {scenario.sync_every}
         deadline_s = {scenario.deadline_s}
         scatter_grace_s = {scenario.grace_s}
         keep_results = 3

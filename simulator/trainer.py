@@ -8,6 +8,7 @@ is decided by the machine alone.
 from __future__ import annotations
 
 import math
+import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +23,13 @@ from farflung.optim.outer import OuterStep
 from farflung.optim.recipes import ahead
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import Span
-from farflung.peer.local.words import Begin, Bye, FromTrainer, ToTrainer
+from farflung.peer.local.words import Begin, Bye, FromTrainer, Score, Scored, ToTrainer
 from farflung.peer.machine import effects as peer_effects
 from farflung.peer.machine.machine import MemberMachine, PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
+from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
@@ -309,6 +311,8 @@ class VirtualTrainer:
                     self.host.from_trainer(Bye(reason="finished"))
             case do.EndWithRefusal():
                 self.alive = False
+            case do.ComputeScore(word):
+                self.host.from_trainer(self._scored(word))
             case do.OpenShared() | do.ForgetLoss() | do.Warn() | do.WaitBefore():
                 pass
 
@@ -338,6 +342,12 @@ class VirtualTrainer:
             part.carry = None
         self._local[part.cells] = self._loaded[part.cells] = values
 
+    def _scored(self, word: Score) -> Scored:
+        if self.host.state.is_torn:
+            return Scored(number=word.number, why_not="the next version is arriving")
+        nats = [virtual_loss(self.host.anchor, window) for window in bits(mask_from_bytes(word.windows))]
+        return Scored(number=word.number, nats=struct.pack(f"<{len(nats)}f", *nats), data=self.fingerprint)
+
     def _freeze(self, freeze: do.Freeze) -> None:
         part = self.parts[freeze.fragment]
         self.host.slots[freeze.slot][part.cells] = self.delta(part)
@@ -348,6 +358,11 @@ class VirtualTrainer:
         place = (self.host.anchor[part.cells], self.host.moments[0][part.cells], part.carry)
         learned = max(0, self._parameters - part.cells.start)
         self._local[part.cells] = self._loaded[part.cells] = ahead(self.host.outer, *place, learned)
+
+
+def virtual_loss(anchor: Tensor, window: int) -> float:
+    """Of these values alone: others have another loss."""
+    return 2.0 + math.sin(float(anchor.double().sum()) * 1e3) + 0.1 * window
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

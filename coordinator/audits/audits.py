@@ -595,8 +595,12 @@ class Audits(CoordinatorMode):
     def judge(self, fragment: int, undefended: bool) -> DigestCase:
         return DigestJudge(self._core, fragment, undefended)
 
-    def is_busy_with(self, fragment: int) -> bool:
-        return self.desk.is_busy_with(fragment)
+    def busy_with(self, fragment: int) -> str:
+        return (
+            "chunks of its last versions are merged again by others"
+            if self.desk.is_busy_with(fragment)
+            else ""
+        )
 
     def on_message(self, peer: str, message: FromMember) -> Verdict | None:
         if not isinstance(message, Audited):

@@ -33,6 +33,7 @@ BEGINNINGS: Final = {
     "admission": "farflung.coordinator.admission.admission",
     "audits": "farflung.coordinator.audits.audits",
     "batches": "farflung.coordinator.batches.batch_mode",
+    "evaluation": "farflung.coordinator.evaluation.evaluation",
     "mesh": "farflung.coordinator.mesh.mesh",
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
@@ -51,6 +52,7 @@ SECTIONS: Final = {"admission": "admission"}
 KEYS: Final = {
     "audits": ("merge", "audit", 0.0),
     "batches": ("pipeline", "batch", 0),
+    "evaluation": ("eval", "source", ""),
     "mesh": ("round", "group", 0),
     "reach": ("net", "relay", "off"),
 }
@@ -195,9 +197,9 @@ class CoordinatorMode:
     def on_committed(self, sums: CommittedSums) -> None:
         """A round was committed, which is written; `sums`: who signed for what it is made of."""
 
-    def is_busy_with(self, fragment: int) -> bool:
-        """Members of a run that is complete stay a while for what this mode has begun."""
-        return False
+    def busy_with(self, fragment: int) -> str:
+        """For what members of a run that is complete stay a while, for people; empty: for nothing of this mode's."""
+        return ""
 
     def is_keeper(self, peer: str) -> bool:
         """It keeps what the run is now, and so is told of commits in groups as a whole."""

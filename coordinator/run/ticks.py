@@ -45,7 +45,9 @@ FOUNDER_LEAST_BYTES_S = 64_000
 FIRST_ROUND_S = 6 * 3600.0
 CROWD_LOOKS_EVERY_S = 1.0
 TURNS_LONGER_MOST = 6  # times that turns are twice as long as before, when all had theirs
-LAST_AUDITS_S = 15.0  # and for the audits of the last versions: an auditor after another one, and a case
+LAST_LOOK_S = (
+    15.0  # and for what modes look at in the last versions: an auditor after another one, and a case
+)
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
 Judgement = tuple[Goal, str]  # (goal, reason)
@@ -561,10 +563,10 @@ class TickBuilder:
         if behind and since_commit_s < FINISH_GRACE_S:
             who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
             return Goal.WAIT, f"the run is complete; {who} still fetching version {version}"
-        audited = (mode.is_busy_with(each.fragment) for each in self._drivers for mode in self._core.modes)
-        if since_commit_s < LAST_AUDITS_S and any(audited):
-            # Who is finished leaves, and what it contributed with it.
-            return Goal.WAIT, "the run is complete; chunks of its last versions are merged again by others"
+        busy = (mode.busy_with(each.fragment) for mode in self._core.modes for each in self._drivers)
+        if since_commit_s < LAST_LOOK_S and (told := next(filter(None, busy), "")):
+            # Who is finished leaves, and its model and what it contributed with it.
+            return Goal.WAIT, f"the run is complete; {told}"
         return Goal.FINISH, f"the run is complete: {version} rounds committed"
 
     def _sync(self, member: Member, driver: RoundDriver, reason: str) -> Judgement:

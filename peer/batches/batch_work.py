@@ -228,10 +228,6 @@ class BatchProxy(TrainerProxy):
     def stepping(self) -> bool:
         return self.attached and not self.loading and self.sums.open != 0
 
-    @property
-    def sections(self) -> tuple[BatchBeat, ...]:
-        return (self.sums.beat(self.attached),)
-
     def on_told(self, now: float) -> None:
         self.sums.on_told(now)
 

@@ -16,6 +16,7 @@ from farflung.peer.machine.modes import PeerMode, SessionTools, TrainerSaid
 from farflung.peer.machine.replicas import Replicas
 from farflung.protocol.frames import Frame, Payload, Spoiled
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import BatchBeat
 
 KINDS = CrossingKind
 
@@ -34,10 +35,16 @@ def made(tools: SessionTools) -> PeerMode | None:
     return WholeBatches(tools.part, training, training.sums)
 
 
-class WholeBatches(PeerMode):
-    """Of a model in one piece."""
-
+class Batches(PeerMode):
     training: BatchProxy
+
+    @property
+    def sections(self) -> tuple[BatchBeat, ...]:
+        return (self.training.sums.beat(self.training.attached),)
+
+
+class WholeBatches(Batches):
+    """Of a model in one piece."""
 
     def __init__(self, part: Replicas, training: BatchProxy, work: BatchWork) -> None:
         self._work, self.training = work, training
@@ -54,10 +61,8 @@ class WholeBatches(PeerMode):
         return TrainerSaid([Note(f"microbatch {word.micro} gives no gradient: {word.problem}")], True)
 
 
-class StageBatches(PeerMode):
+class StageBatches(Batches):
     """Of a model that is cut, in the stage that is held here."""
-
-    training: BatchProxy
 
     def __init__(self, tools: SessionTools, before: BatchProxy) -> None:
         """`before`: the trainer may have come already."""

@@ -74,8 +74,9 @@ class ByteWindows(Dataset[Tensor]):
 class TokenRows(Dataset[Tensor]):
     """Rows of token shards as windows of a model of `vocab` words: ids that it has not are named and refused."""
 
-    def __init__(self, shards: TokenShards, vocab: int) -> None:
-        self.shards, self.vocab = shards, vocab
+    def __init__(self, shards: TokenShards, vocab: int, named_in: str = "[data]") -> None:
+        """`named_in`: the section of run.toml."""
+        self.shards, self.vocab, self._named_in = shards, vocab, named_in
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -89,8 +90,8 @@ class TokenRows(Dataset[Tensor]):
             if int(row.max()) >= self.vocab or int(row.min()) < 0:
                 wrong = next(each for each in row.tolist() if not 0 <= each < self.vocab)
                 raise UserError(
-                    f"[data] source: row {index} has token {wrong}, and [model] vocab is {self.vocab}: these shards "
-                    "are for a model with more words, or of another dtype"
+                    f"{self._named_in} source: row {index} has token {wrong}, and [model] vocab is {self.vocab}: these "
+                    "shards are for a model with more words, or of another dtype"
                 )
         return rows
 
@@ -105,6 +106,11 @@ def windows_of(manifest: Manifest) -> Windows:
     if manifest.data.source == "python-stdlib":
         return ByteWindows(load_corpus().train, manifest.model.context)
     return TokenRows(TokenShards.of_run(manifest, own_config({}).data), manifest.model.vocab)
+
+
+def held_out_bytes(context: int) -> ByteWindows:
+    """Of the text that every peer has."""
+    return ByteWindows(load_corpus().held_out, context)
 
 
 @lru_cache(maxsize=4)

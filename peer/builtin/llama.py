@@ -156,6 +156,11 @@ class Llama(nn.Module):
             )
         return self.loss_of(self.hidden(window[:, :-1]), window[:, 1:])
 
+    def losses(self, window: Tensor) -> Tensor:
+        """The same of each row by itself [B]."""
+        x, due = self.hidden(window[:, :-1]), window[:, 1:]
+        return torch.stack([self.loss_of(x[row : row + 1], due[row : row + 1]) for row in range(len(window))])
+
     def loss_of(self, x: Tensor, due: Tensor) -> Tensor:
         """x [B, T, C] before the head; due [B, T]."""
         rows, words = x.flatten(0, 1), due.flatten()

@@ -10,11 +10,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
@@ -68,10 +69,16 @@ def train(out: Path | None) -> None:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
     inner = manifest.inner
-    with connection.join(model, optimizer) as run:
+    precise = partial(torch.autocast, device.type, torch.bfloat16, enabled=inner.precision == "bf16")
+
+    def losses(rows: Tensor) -> Tensor:
+        with precise():
+            return model.losses(rows.to(device))
+
+    with connection.join(model, optimizer, losses) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data):
-            with torch.autocast(device.type, torch.bfloat16, enabled=inner.precision == "bf16"):
+            with precise():
                 loss = model.loss(batch.to(device))
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(model.parameters(), inner.clip)

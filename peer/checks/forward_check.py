@@ -92,7 +92,7 @@ class ForwardCheck:
         assert self._made is not None
         args, kwargs = self._made
         try:
-            with _as_it_was(self._model) as devices, torch.no_grad():
+            with as_it_was(self._model) as devices, torch.no_grad():
                 for device in devices:
                     torch.rand(drawn, device=device)
                 made = list(tensors_in(self._model(*args, **kwargs)))
@@ -183,8 +183,9 @@ def folded(found: list[Tensor]) -> tuple[float, ...] | None:
 
 
 @contextlib.contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[set[torch.device]]:
-    """In eval mode; modes, buffers and random numbers are afterwards what they were.  Gives its devices."""
+def as_it_was(model: nn.Module) -> Iterator[set[torch.device]]:
+    """In eval mode, without autocast; modes, buffers and random numbers are afterwards what they were.  Gives the
+    devices."""
     modules = list(model.modules())
     modes = [each.training for each in modules]
     buffers = [(each, each.detach().clone()) for each in model.buffers()]

@@ -189,11 +189,19 @@ class TokenShards(Dataset[Tensor]):
             raise UserError(
                 f"[data] source of run '{manifest.run.name}' names no token shards: give run.batches a data set"
             )
+        places, files = ([own_place], DataFiles({})) if own_place else (_places(data.source), DataFiles(None))
+        return cls._named(manifest, places, files)
+
+    @classmethod
+    def held_out_of_run(cls, manifest: Manifest) -> TokenShards:
+        """What [eval] names: of the form of [data]."""
+        return cls._named(manifest, _places(manifest.eval.source), DataFiles(None))
+
+    @classmethod
+    def _named(cls, manifest: Manifest, places: list[str], files: DataFiles) -> TokenShards:
         _refuse_large_batches(manifest)
-        named = [data.source] if isinstance(data.source, str) else list(data.source)
-        places, files = ([own_place], DataFiles({})) if own_place else (named, DataFiles(None))
         made = cls.__new__(cls)
-        made._begin(places, manifest.row_tokens, data.dtype, data.column, files)
+        made._begin(places, manifest.row_tokens, manifest.data.dtype, manifest.data.column, files)
         return made
 
     def _begin(self, places: list[str], length: int, dtype: str, column: str, files: DataFiles) -> None:
@@ -395,6 +403,10 @@ class TokenShards(Dataset[Tensor]):
     def __getstate__(self) -> dict[str, object]:
         """A worker maps the files anew; a copy of their contents would be sent otherwise."""
         return self.__dict__ | {"_maps": OrderedDict()}
+
+
+def _places(source: str | tuple[str, ...]) -> list[str]:
+    return [source] if isinstance(source, str) else list(source)
 
 
 def _refuse_large_batches(manifest: Manifest) -> None:

@@ -41,6 +41,10 @@ FAR = -1  # changes of an anchor that lies on another node, which a rank sees by
 LOOK_AGAIN_S = 0.01  # while the anchor changes
 
 
+class VersionArriving(UserError):
+    """The anchor is not one version."""
+
+
 class SharedState:
     """The anchor, its moments, three delta slots and the progress counters, mapped into both processes."""
 
@@ -136,7 +140,7 @@ class SharedState:
         return int(self._changes[0])
 
     def copy_whole(self, copy: Callable[[], Copied], patience_s: float) -> Copied:
-        """What `copy` takes from the anchor, all of one version; UserError if it is not for so long."""
+        """What `copy` takes from the anchor, all of one version; VersionArriving if it is not for so long."""
         end = time.monotonic() + patience_s
         while True:
             before = int(self._changes[0])
@@ -145,7 +149,7 @@ class SharedState:
                 if int(self._changes[0]) == before:
                     return copied
             elif time.monotonic() >= end:
-                raise UserError(
+                raise VersionArriving(
                     "the run's next version is just arriving and does not become whole; try later"
                 )
             time.sleep(LOOK_AGAIN_S)

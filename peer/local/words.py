@@ -112,6 +112,17 @@ class Computed(_Local, frozen=True, kw_only=True, tag="computed"):
     forward: Forward
 
 
+class Scored(_Local, frozen=True, kw_only=True, tag="scored"):
+    """What came of a `Score`."""
+
+    number: int
+    nats: bytes = (
+        b""  # the float32 of each window's nats a token, in their order; none where `why_not` says why
+    )
+    data: bytes = b""  # the fingerprint of what was read
+    why_not: str = ""
+
+
 FINISHED = "finished"  # the reason of a trainer that has the finished model: no sentence
 
 
@@ -229,6 +240,14 @@ class MicrobatchWork(_Local, frozen=True, kw_only=True, tag="hand"):
     returned_bytes: int
 
 
+class Score(_Local, frozen=True, kw_only=True, tag="score"):
+    """Compute the loss of these windows of the held-out text with the anchor, which is at these versions."""
+
+    number: int
+    versions: tuple[int, ...]  # of each fragment
+    windows: bytes  # a mask
+
+
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
     version: int
 
@@ -248,6 +267,7 @@ FromTrainer = (
     | Unusable
     | WorkDone
     | Computed
+    | Scored
     | Bye
 )
 ToTrainer = (
@@ -263,6 +283,7 @@ ToTrainer = (
     | Grants
     | FreezeSums
     | MicrobatchWork
+    | Score
     | Finish
     | Stop
 )

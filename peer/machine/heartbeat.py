@@ -25,6 +25,7 @@ from farflung.protocol.messages import (
     FragmentBeat,
     FragmentTick,
     Leave,
+    OfBeat,
     OpenRound,
     ProgressReport,
     Sent,
@@ -280,7 +281,14 @@ class HeartbeatBuilder:
 
     # ---- beats -----------------------------------------------------------------------------------------
 
-    def beat(self, part: Replicas, training: TrainerProxy, amended: int = 0, kept: int = 0) -> ToCoordinator:
+    def beat(
+        self,
+        part: Replicas,
+        training: TrainerProxy,
+        amended: int = 0,
+        kept: int = 0,
+        of_modes: tuple[OfBeat, ...] = (),
+    ) -> ToCoordinator:
         """`amended`: how many amendments are known; `kept`: the number of the newest head that is kept."""
         vitals = self.vitals
         begins_more = not self.leaving or training.stays_for_round
@@ -316,7 +324,7 @@ class HeartbeatBuilder:
                 amended=amended,
                 lacks_start=self.lacks_start,
                 forward=training.forward,
-                sections=(*training.sections, *_unless_bare(vitals.reach), *shelf, *kept_no),
+                sections=(*of_modes, *_unless_bare(vitals.reach), *shelf, *kept_no),
             )
         )
 

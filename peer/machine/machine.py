@@ -255,7 +255,7 @@ class MemberMachine:
         self.reports.vitals.shelf = self.joined.disk.shelf.told(self.joined.replicas)
         kept = self._seeking.kept.number if self._seeking.kept is not None else 0
         known = self.joined.amending.count, kept
-        return [self.reports.beat(self.joined.part, self.training, *known)]
+        return [self.reports.beat(self.joined.part, self.training, *known, self.joined.sections)]
 
 
 def _looks(tick: Tick | None) -> bool:
@@ -426,6 +426,8 @@ class PeerMachine:
         if tick.leases is not None:
             effects += joined.training.leases.on_told(tick.leases)
         effects += exchange.on_tick(tick)
+        for mode in joined.modes.values():
+            effects += mode.on_tick(tick, now)
         if tick.goal == Goal.FINISH and exchange.is_complete(tick.fragments):
             effects += exchange.finish()
             if not joined.training.attached:

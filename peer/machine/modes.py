@@ -28,7 +28,7 @@ from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
 from farflung.protocol.frames import Frame, Kinds, Payload, Spoiled, known_kinds
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.messages import Show, ToMember
+from farflung.protocol.messages import OfBeat, Show, Tick, ToMember
 from farflung.protocol.model_schema import Fragment
 from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.run_terms import Attached
@@ -65,6 +65,15 @@ class PeerMode:
     def on_word(self, word: ToMember, now: float) -> list[Effect] | None:
         """Of the coordinator, in contact."""
         return None
+
+    def on_tick(self, tick: Tick, now: float) -> list[Effect]:
+        """Where the run is, for all: what it says to this mode is in one of its sections."""
+        return []
+
+    @property
+    def sections(self) -> tuple[OfBeat, ...]:
+        """What a beat says for this mode."""
+        return ()
 
     def on_frame(self, sender: str, frame: Frame, now: float) -> list[Effect] | None:
         """Of a known peer; its payload matches its hash.  It ends in exactly one counter (P8)."""
@@ -119,6 +128,7 @@ class PeerMode:
 BEGINNINGS: Final = {
     "batches": "farflung.peer.batches.batches",
     "audits": "farflung.peer.audits.auditor",
+    "evaluation": "farflung.peer.evaluation.evaluation",
 }
 
 SEARCH: Final = "farflung.peer.restoring.fellow_search"
@@ -139,7 +149,7 @@ def hand_of(mode: str) -> ModuleType | None:
 
 def _uses(manifest: Manifest, mode: str) -> bool:
     """The others are asked in every run."""
-    return mode != "batches" or manifest.pipeline.batch > 0
+    return {"batches": manifest.pipeline.batch > 0, "evaluation": bool(manifest.eval.source)}.get(mode, True)
 
 
 def missing(manifest: Manifest) -> str:

@@ -27,7 +27,7 @@ from farflung.peer.local.words import (
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replicas import Replica, Replicas
-from farflung.protocol.messages import FragmentTick, Lease, OfBeat, Tick
+from farflung.protocol.messages import FragmentTick, Lease, Tick
 from farflung.protocol.round_words import Forward, Used
 from farflung.protocol.states import Goal
 
@@ -50,13 +50,14 @@ class TrainerProxy:
         self.leases = LeasesHeld(self.works, lambda: self.attached)
         # What its model computes, at the newest version of which it said so.
         self.forward: Forward | None = None
+        self.away = False  # it does something for a mode instead
         self._finish_told = False
 
     # ---- the trainer comes and goes -----------------------------------------------------------------------
 
     def on_attach(self) -> None:
         self.attached = True
-        self._finish_told = False
+        self._finish_told = self.away = False
         self.leases.want = 0
         for work in self.works.values():
             work.on_gone()
@@ -88,7 +89,7 @@ class TrainerProxy:
     @property
     def stepping(self) -> bool:
         """It is to load what it was told to, or to take inner steps: it waits neither for a round nor for data."""
-        busy = self.attached and not self.waiting and not self.leases.want
+        busy = self.attached and not self.waiting and not self.leases.want and not self.away
         return busy and all(not work.fresh for work in self.works.values())
 
     # ---- loading ------------------------------------------------------------------------------------------
@@ -163,13 +164,6 @@ class TrainerProxy:
         if not self.loading:
             self.forward = forward
         return is_first and not self.loading
-
-    # ---- what a beat says of it ------------------------------------------------------------------------------
-
-    @property
-    def sections(self) -> tuple[OfBeat, ...]:
-        """What a beat says of its part in what a mode has it do."""
-        return ()
 
     def on_told(self, now: float) -> None:
         """A beat has said all this."""

@@ -245,6 +245,11 @@ class OuterState:
             self._torn.add(number)
         self._fresh.pop(chunk, None)
 
+    @property
+    def is_torn(self) -> bool:
+        """The anchor is not one version of each fragment."""
+        return bool(self._torn)
+
     def seal(self, fragment: int = 0) -> bytes:
         """Hash every chunk of the fragment that has changed: its digest is the root of their hashes."""
         self._torn.discard(fragment)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -53,7 +53,7 @@ from farflung.peer.local.memory import SharedState
 from farflung.peer.room import rows_here, rules_here, say_whether_it_fits
 from farflung.peer.settings import own_config
 from farflung.peer.trainer.agent_process import AgentHandle, refuse_ranks, start_or_find
-from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.peer.trainer.inner_loop import VERSION_PATIENCE_S, HeldOut, InnerLoop
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.model_tensors import clean_name, survey, unwrap
 from farflung.peer.trainer.run_optimizer import RunSteps
@@ -61,6 +61,7 @@ from farflung.protocol.errors import FarflungError, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import failpoints
 from farflung.protocol.process.log_lines import mistakes_in_one_line
+from farflung.protocol.process.mode_folders import module_of
 from farflung.protocol.process.own_files import made_aside
 
 if TYPE_CHECKING:
@@ -126,7 +127,6 @@ def refuse_unlike(parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
 # the same on every peer. Called by the public API. Must not know rounds or the agent, and imports neither
 # transformers nor peft: the model brings what it is made of.
 
-SAVE_PATIENCE_S = 60.0  # for a version that is just arriving
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -171,7 +171,7 @@ def save_pretrained(
 
     with made_aside(folder) as aside:
         try:
-            values = shared.copy_whole(weights, SAVE_PATIENCE_S)
+            values = shared.copy_whole(weights, VERSION_PATIENCE_S)
             writer.save_pretrained(aside, state_dict=values, max_shard_size=max_shard_size)
             _in_one_order(writer, aside)
             if tokenizer is not None:
@@ -198,6 +198,9 @@ def _in_one_order(model: Any, folder: Path) -> None:
 log = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
+Losses = Callable[[Tensor], Tensor]
+Found = TypeVar("Found")
+SCORING = "farflung.peer.evaluation.windows"
 _NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 
@@ -211,6 +214,7 @@ def join(
     upload_limit: str | None = None,
     download_limit: str | None = None,
     data_rank: tuple[int, int] | DeviceMesh | None = None,
+    held_out: Losses | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
@@ -223,6 +227,9 @@ def join(
     (docs/islands.md).  `data_rank`: (number, of), which part of each batch is this process's, or the DeviceMesh of all
     of them; left out, that of the parameters.  Each has a part of its own, but for those that work on one batch
     together by the names of the mesh ("tp", "cp", "pp", "ep").
+
+    `held_out`: what `[eval]` of run.toml needs of a script: called now and then between two steps, with the run's
+    version in the model, it gives the mean loss, in nats a token, of each of the rows of ids that it is handed.
     """
     given = {
         "identity": identity,
@@ -233,7 +240,7 @@ def join(
     mistakes_in_one_line()
     survey(unwrap(model))  # what can't be exchanged is told before an agent starts
     refuse_other_parameters(model, optimizer)
-    return connect(url, given, partial(agree, model, data_rank)).join(model, optimizer)
+    return connect(url, given, partial(agree, model, data_rank)).join(model, optimizer, held_out)
 
 
 def connect(
@@ -303,7 +310,7 @@ class Connection:
         """For the trainer of synchronous batches, which says other words to it."""
         return self._agent
 
-    def join(self, model: nn.Module, optimizer: Optimizer) -> Run:
+    def join(self, model: nn.Module, optimizer: Optimizer, held_out: Losses | None = None) -> Run:
         if self.manifest.pipeline.batch:
             self.abandon()
             raise UserError(
@@ -314,6 +321,8 @@ class Connection:
             undo.callback(self.close, "could not join")
             refuse_other_parameters(model, optimizer)
             loop = self._loop(model)
+            # Before the run's state is here: others may wait for whoever has it, and the text may be far away.
+            loop.held_out = self._held_out_text(held_out)
             steps = RunSteps(optimizer, loop.after_step, loop.before_step)
             undo.callback(steps.end)
             run = Run(self._agent, loop, steps, self.name)
@@ -325,6 +334,10 @@ class Connection:
                 steps.start_small()
             undo.pop_all()
         return run
+
+    def _held_out_text(self, losses: Losses | None) -> HeldOut | None:
+        scoring = module_of(SCORING) if losses is not None and self._ranks.count == 1 else None
+        return scoring.made(self.manifest, own_config({}).data, losses) if scoring is not None else None
 
     def _say_memory(self, loop: InnerLoop, optimizer: Optimizer) -> None:
         if self._ranks.rank == 0:
@@ -477,6 +490,20 @@ class Run:
                     self._loop.hand_out(got, tokens_in(made, stop - first) if own else 0)
                     yield pinned(made) if pin else made
 
+    # ---- the run's version
+
+    def evaluate(self, compute: Callable[[], Found]) -> Found:
+        """What `compute` gives with the run's newest version in the model, without this peer's unmerged work.
+
+        Called between two steps.  The model is in eval mode meanwhile, without gradients and autocast, and is
+        afterwards as it was, to the bit.  It costs one copy of the model in host memory.
+        """
+        if self._loop.ranks.count > 1:
+            raise UserError(
+                "run.evaluate: not where several ranks are one peer; evaluate what run.save writes"
+            )
+        return self._loop.at_version(compute)
+
     # ---- what there is to know
 
     @property
@@ -583,7 +610,7 @@ def save_weights(layout: ModelLayout, shared: SharedState, path: str | os.PathLi
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         # One key only: safetensors writes several in a random order, and equal weights should be equal files.
-        save_file(shared.copy_whole(weights, SAVE_PATIENCE_S), part, {"format": "pt"})
+        save_file(shared.copy_whole(weights, VERSION_PATIENCE_S), part, {"format": "pt"})
         part.replace(target)  # a reader never finds half a file
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {target}: {error}") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from farflung.peer.data.leased_data import Span
-from farflung.peer.local.words import FromTrainer, Frozen, Keep, Shared
+from farflung.peer.local.words import FromTrainer, Frozen, Keep, Score, Shared
 
 
 class TrainerState(StrEnum):
@@ -96,6 +96,13 @@ class ForgetLoss:
     """The mean loss begins anew."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComputeScore:
+    """With the anchor in the model, which is afterwards as it was; say `Scored`."""
+
+    word: Score
+
+
 # ---- the agent, the script
 
 
@@ -155,5 +162,15 @@ class EndWithRefusal:
     reason: str
 
 
-OnModel = OpenShared | WriteAnchor | LoadAnchor | Freeze | GoAhead | CopyFragments | PutBack | ForgetLoss
+OnModel = (
+    OpenShared
+    | WriteAnchor
+    | LoadAnchor
+    | Freeze
+    | GoAhead
+    | CopyFragments
+    | PutBack
+    | ForgetLoss
+    | ComputeScore
+)
 Effect = OnModel | SayWord | SayFrozen | ReadSamples | Warn | GoOn | WaitBefore | RunOver | EndWithRefusal

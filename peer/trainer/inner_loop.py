@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import torch
@@ -29,14 +29,14 @@ from torch.optim import Optimizer
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rates_of, rules_of
 from farflung.peer.checks.finite import Remembered, not_finite
-from farflung.peer.checks.forward_check import ForwardCheck
+from farflung.peer.checks.forward_check import ForwardCheck, as_it_was
 from farflung.peer.checks.misuse import LoadWatch
 from farflung.peer.data.leased_data import Span
 from farflung.peer.island.group import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
 from farflung.peer.island.sharded import read_as_one, whole_loss
-from farflung.peer.local.memory import SharedState
-from farflung.peer.local.words import Computed, FromTrainer, Shared, ToTrainer
+from farflung.peer.local.memory import SharedState, VersionArriving
+from farflung.peer.local.words import Computed, FromTrainer, Score, Scored, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.copy_queues import LASTING
@@ -50,6 +50,9 @@ from farflung.protocol.process import failpoints
 
 log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
+
+VERSION_PATIENCE_S = 60.0  # for one that is just arriving
 POLL_S = 0.5  # while blocked: how often to see whether the agent lives
 LOSS_EVERY_S = 0.5  # reading a loss waits for the GPU, so it is not read at every step
 _NORM = struct.Struct("<dq?")
@@ -66,6 +69,10 @@ NO_LOSS = (
     "steps are counted, and their loss is not known: run.step(loss) in place of optimizer.step(), or run.record(loss) "
     "before it, shows it to everybody"
 )
+
+
+class HeldOut(Protocol):
+    def answer(self, score: Score) -> Scored: ...
 
 
 class Channel(Protocol):
@@ -146,6 +153,7 @@ class InnerLoop:
         self._losses = MeanLoss()
         self._was_told_loss = False  # or has said that it was not
         self._loss: float | None = None
+        self.held_out: HeldOut | None = None  # what [eval] names, where the script computes losses of it
         self._loss_at = self._gradient_at = -math.inf
 
     @property
@@ -400,6 +408,33 @@ class InnerLoop:
                     self.parts[fragment].put_back(self._model, self._before[fragment])
             case do.ForgetLoss():
                 self._losses.clear()
+            case do.ComputeScore(word):
+                self._channel.send(self._scored(word))
+
+    # ---- the run's version in the model, for a moment
+
+    def at_version(self, act: Callable[[], Found], patience_s: float = VERSION_PATIENCE_S) -> Found:
+        """What `act` finds with the anchor in the model; all of the model is afterwards as it was, to the bit."""
+        total = self.layout.total_elements
+        before = self.layout.copied(self._model, 0, total)
+        try:
+            load = partial(self.layout.load, self._model, self.shared.anchor)
+            self.shared.copy_whole(load, patience_s)
+            with as_it_was(self._model), torch.no_grad():
+                return act()
+        finally:
+            self.layout.put_back(self._model, before, 0, total)
+
+    def _scored(self, word: Score) -> Scored:
+        """The agent asks while it holds that version: it counts if it still does when it hears the answer."""
+        if (held_out := self.held_out) is None:
+            return Scored(number=word.number, why_not="its script computes none")
+        try:
+            return self.at_version(lambda: held_out.answer(word), patience_s=0.0)
+        except VersionArriving:
+            return Scored(number=word.number, why_not="the next version is arriving")
+        finally:
+            self.machine.on_waited(self._clock())
 
     def _go_ahead(self, fragment: int, slot: int) -> None:
         self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])

@@ -42,12 +42,15 @@ from farflung.peer.local.words import (
     Provided,
     ResumeSteps,
     RoundOpened,
+    Score,
+    Scored,
     Shared,
     Stop,
     ToTrainer,
 )
 from farflung.peer.local.words import RunAmendments as TermsWord
 from farflung.peer.trainer.effects import (
+    ComputeScore,
     CopyFragments,
     Effect,
     EndWithRefusal,
@@ -257,6 +260,10 @@ class TrainerMachine:
                 self.accounts[fragment].spare, self.accounts[fragment].blocked = spare, False
             case LeasesNow(leases=leases, unsure=unsure):
                 self.leases.on_leases(leases, unsure)
+            case Score(number=number, versions=versions):
+                if tuple(account.version for account in self.accounts) != versions:
+                    return [SayWord(Scored(number=number, why_not="its trainer has another version"))]
+                return [ComputeScore(word)]
             case Finish():
                 return [*self._undo_last_steps(), *self._end(now, stopped=False)]
             case Stop():

@@ -1,0 +1,106 @@
+"""The text that a run holds out, and what the model makes of some of its windows.
+
+Called by the inner loop, between two steps, with the run's version in the model; runs in the trainer.  Windows lie at
+even distances and are the same each time, so that versions are compared on the same text.  What can't be read is no
+reason to stop training: the answer says so, and only this peer's owner hears what lies on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from farflung.peer.builtin.corpus import TokenRows, Windows, held_out_bytes
+from farflung.peer.data.shard_writer import HELD_OUT
+from farflung.peer.data.token_shards import TokenShards
+from farflung.peer.local.words import Score, Scored
+from farflung.protocol.digests import bits, mask_from_bytes
+from farflung.protocol.errors import StoreError, UserError
+from farflung.protocol.limits import NATS_MOST
+from farflung.protocol.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+UNREADABLE = "it cannot read the held-out text"
+NOT_FINITE = "its loss is not finite"
+LOOKED_AT = 3  # rows of the text, by which it is known again
+
+Losses = Callable[[Tensor], Tensor]  # rows [B, T] -> nats a token of each [B]
+
+
+class HeldOutText:
+    """Opened once, if it can be; and tried again with each question as long as it can't."""
+
+    def __init__(self, manifest: Manifest, own_place: str, losses: Losses) -> None:
+        """`own_place`: where this peer's owner has the run's data."""
+        self._manifest, self._own_place, self._losses = manifest, own_place, losses
+        self._rows: Windows | None = None
+        self._data = b""
+        self._open()
+
+    def _open(self) -> str:
+        """Why not; empty: it is open."""
+        wanted = self._manifest.eval.windows
+        try:
+            rows = held_out_rows(self._manifest, self._own_place)
+            if len(rows) < wanted:
+                told = f"[eval] source has {len(rows)} rows, fewer than windows ({wanted})"
+                log.warning("%s: nothing is evaluated here", told)
+                return told
+            self._data = fingerprint(rows)
+        except (OSError, StoreError, UserError) as error:
+            log.warning("nothing is evaluated here: %s", error)
+            return UNREADABLE
+        self._rows = rows
+        return ""
+
+    def answer(self, score: Score) -> Scored:
+        if self._rows is None and (why_not := self._open()):
+            return Scored(number=score.number, why_not=why_not)
+        assert self._rows is not None
+        mask, of = mask_from_bytes(score.windows), self._manifest.eval.windows
+        windows = [each for each in bits(mask) if each < of]
+        try:
+            nats = self._nats(self._rows, windows)
+        except (OSError, StoreError, UserError) as error:
+            log.warning("nothing is evaluated here: %s", error)
+            return Scored(number=score.number, why_not=UNREADABLE)
+        if not bool((nats >= 0).all() and (nats <= NATS_MOST).all()):
+            return Scored(number=score.number, why_not=NOT_FINITE)
+        return Scored(number=score.number, nats=nats.astype("<f4").tobytes(), data=self._data)
+
+    def _nats(self, rows: Windows, windows: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """As many rows at once as a step has."""
+        last, most = self._manifest.eval.windows - 1, self._manifest.data.batch
+        found = []
+        for first in range(0, len(windows), most):
+            places = [(len(rows) - 1) * window // last for window in windows[first : first + most]]
+            found.append(self._losses(torch.stack([rows[place] for place in places])).float().cpu())
+        return (torch.cat(found) if found else torch.zeros(0)).numpy()
+
+
+def held_out_rows(manifest: Manifest, own_place: str) -> Windows:
+    """Of what [eval] names; but of what lies beside the run's data where the owner of this machine has that, too."""
+    beside = Path(own_place, HELD_OUT).parent
+    if own_place and beside.is_dir():
+        return TokenRows(TokenShards.of_run(manifest, str(beside)), manifest.model.vocab, "[eval]")
+    if manifest.eval.source == "python-stdlib":
+        return held_out_bytes(manifest.model.context)
+    return TokenRows(TokenShards.held_out_of_run(manifest), manifest.model.vocab, "[eval]")
+
+
+def fingerprint(rows: Windows) -> bytes:
+    hasher = blake3(len(rows).to_bytes(8, "little"))
+    for at in range(LOOKED_AT):
+        hasher.update(rows[(len(rows) - 1) * at // (LOOKED_AT - 1)].numpy().astype("<i8").tobytes())
+    return hasher.digest()
+
+
+def made(manifest: Manifest, own_place: str, losses: Losses) -> HeldOutText | None:
+    return HeldOutText(manifest, own_place, losses) if manifest.eval.source else None
