@@ -45,6 +45,10 @@ context = 64
 [data]
 batch = 8
 lease_samples = 512
+[eval]
+source = "python-stdlib"
+windows = 32
+every_rounds = 4
 [inner]
 lr = 3e-3
 warmup_steps = 20

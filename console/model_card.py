@@ -48,6 +48,9 @@ class CardFacts:
     began: float | None  # by the coordinator's clock
     ended: float | None
     loss: float | None  # of the last version's round, as its peers told it
+    held_out: dict[
+        str, Any
+    ]  # what the journal has of the newest version until then that was evaluated; empty: nothing
     signed: bool  # the checkpoint has the coordinator's signature
     said: PublisherWord
 
@@ -106,9 +109,25 @@ def facts_of(found: JoinedStages, history: History, told: Provenance, said: Publ
         began=min(starts + walls, default=None),
         ended=max(walls, default=None),
         loss=last.get("loss"),
+        held_out=_held_out(history, manifest.version),
         signed=bool(found.run_key),
         said=said,
     )
+
+
+def _held_out(history: History, version: int) -> dict[str, Any]:
+    """The newest; what the run went back behind is void."""
+    found: list[dict[str, Any]] = []
+    for event in history.records:
+        if event.get("event") == "rolled_back":
+            found = [each for each in found if each["version"] <= min(event["versions"])]
+        elif (
+            event.get("event") == "evaluated"
+            and event.get("loss") is not None
+            and event["version"] <= version
+        ):
+            found.append(event)
+    return found[-1] if found else {}
 
 
 def _contributors(history: History, told: Provenance) -> tuple[Contributor, ...]:
@@ -169,11 +188,23 @@ def _table(facts: CardFacts) -> list[tuple[str, str]]:
         ("commits", f"{facts.commits:,}{void}"),
         ("trained", f"{_day(facts.began)} to {_day(facts.ended)} (UTC, by the coordinator's clock)"),
         ("loss", "not known" if facts.loss is None else f"{facts.loss:.4f}, mean of the last round's peers"),
+        *_evaluation(facts),
         ("energy", "not known" if energy is None else f"{energy:g} kWh, by the word of who published it"),
         ("signed", "by the run's coordinator" if facts.signed else "no; its journal has the same digest"),
     ]
     name = "digest" if len(facts.digests) == 1 else "digest of part {}"
     return found + [(name.format(number), f"`{each}`") for number, each in sorted(facts.digests.items())]
+
+
+def _evaluation(facts: CardFacts) -> list[tuple[str, str]]:
+    told = facts.held_out
+    if not told:
+        return []
+    bits = told.get("bits_per_byte")
+    more = f", {bits:.4f} bits a byte" if bits is not None else ""
+    peers = len(told["peers"])
+    by = "one peer's word" if peers == 1 else f"by {peers} peers"
+    return [("held-out loss", f"{told['loss']:.4f} nats a token{more} at version {told['version']}, {by}")]
 
 
 def _rows(facts: CardFacts) -> list[str]:

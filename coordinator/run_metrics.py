@@ -26,6 +26,7 @@ def run_metrics(
             "loop_turn_seconds_max", "The slowest turn of the main loop since the last look.", slowest_turn_s
         ),
         *_of_run(core),
+        *_of_evaluation(core),
         *_of_members(core),
         *_of_rounds(core, drivers),
         by_label("frames_total", "Frames by what became of them.", "verdict", counts["counters"]),
@@ -46,6 +47,20 @@ def _of_run(core: Core) -> list[Family]:
         gauge("loss", "Of the last commit.", ledger.totals.loss),
         gauge("uptime_seconds", "Since this process took the run over.", core.now - core.began_at),
         counter("incarnations_total", "Coordinator processes that this run has had.", ledger.incarnation),
+    ]
+
+
+def _of_evaluation(core: Core) -> list[Family]:
+    told: dict[str, Any] = {key: each for mode in core.modes for key, each in mode.status().items()}.get(
+        "held_out", {}
+    )
+    if "version" not in told:
+        return []
+    return [
+        gauge("held_out_version", "The version that was evaluated last.", told["version"]),
+        gauge("held_out_loss", "Of it, on text that nobody learns from, in nats a token.", told["loss"]),
+        gauge("held_out_bits_per_byte", "The same by bytes of that text.", told["bits_per_byte"]),
+        gauge("held_out_outvoted", "Members whose losses of it were left out.", len(told["outvoted"])),
     ]
 
 

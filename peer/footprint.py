@@ -64,6 +64,7 @@ class MemoryRules:
     results_limit_bytes: int = RESULTS_BYTES
     results_on_disk: bool = False
     group: int = 0  # members of one, where rounds are in groups
+    is_evaluated: bool = False  # the run has a held-out loss
 
     @classmethod
     def of(
@@ -83,6 +84,7 @@ class MemoryRules:
             results_limit_bytes=results_limit_bytes,
             results_on_disk=results_on_disk,
             group=rounds.group,
+            is_evaluated=bool(manifest.eval.source),
         )
 
 
@@ -158,6 +160,8 @@ def of_rank(rules: MemoryRules, model: ModelSize, share: float, ranks: int = 1) 
         FootprintRow("trainer", "host", "what was loaded", size * copies),
         FootprintRow("trainer", "host", "what is carried", VALUE_BYTES * copies, late),
     ]
+    if rules.is_evaluated and ranks == 1:
+        rows.append(FootprintRow("trainer", "host", "its model, while a version is evaluated", size * copies))
     if rules.fragments > 1:
         rows.append(
             FootprintRow("trainer", "host", "before a step", size * copies, "where a lease is read again")

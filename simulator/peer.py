@@ -126,7 +126,8 @@ class VirtualPeer:
     @property
     def seat(self) -> int:
         """That it works in; 0: none."""
-        told = section(BatchBeat, self.member.joined.sections) if self.member.joined is not None else None
+        modes = self.member.joined.modes.values() if self.member.joined is not None else ()
+        told = section(BatchBeat, [each for mode in modes for each in mode.sections])
         return told.seat if told is not None else 0
 
     @property

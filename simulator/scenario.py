@@ -207,7 +207,9 @@ class Scenario:
     @staticmethod
     def of_evaluation(seed: int) -> Scenario:
         """The world of the seed, bad for as long as some long periods take; one of four of them is calm."""
-        drawn = replace(Scenario.of(seed), evaluates=True, sync_every=40, rounds=4, period_s=0.0, overlap_steps=0)
+        drawn = replace(
+            Scenario.of(seed), evaluates=True, sync_every=40, rounds=4, period_s=0.0, overlap_steps=0
+        )
         worse = replace(drawn, faults_until_s=40.0, end_s=400.0, blackout_at_s=0.0)
         return worse if seed % 4 != 3 else replace(worse.without_chance(), leave_per_s=0.0, store_fails=0.0)
 

@@ -64,16 +64,23 @@ def _box(top: float, height: float = HEIGHT) -> tuple[float, float, float, float
 
 def _loss(sheet: Sheet, top: float, recording: Recording, commits: list[Moment]) -> None:
     known = [(c.at_s, float(c.event["loss"])) for c in commits if c.event.get("loss") is not None]
-    losses = [loss for _, loss in known] or [0.0, 1.0]
+    evaluated = [each for each in recording.coordinators("evaluated") if each.event.get("loss") is not None]
+    held_out = [(each.at_s, float(each.event["loss"])) for each in evaluated]
+    losses = [loss for _, loss in (*known, *held_out)] or [0.0, 1.0]
     low, high = min(losses), max(losses)
     room = 0.05 * (high - low) or 0.5
     chart = Chart(sheet, _box(top), (0, recording.seconds), (low - room, high + room), "loss")
-    chart.y_axis("mean over the tokens of each round")
+    chart.y_axis("mean over the tokens of each round" + ("    dashed line: held out" if held_out else ""))
     chart.x_axis("seconds")
     if known:
         sheet.line([chart.at(*point) for point in known], BLUE, 2)
         for x, y in (chart.at(*point) for point in known):
             sheet.box(x - 1.5, y - 1.5, 3, 3, BLUE)
+    if held_out:
+        sheet.line([chart.at(*point) for point in held_out], GREEN, 2, "5 3")
+        for point in held_out:
+            x, y = chart.at(*point)
+            sheet.box(x - 2, y - 2, 4, 4, GREEN, f"held out: {point[1]:.4f} nats a token")
 
 
 def _participation(sheet: Sheet, top: float, recording: Recording, commits: list[Moment]) -> None:

@@ -56,6 +56,7 @@ class RunRows:
     _frozen: dict[tuple[str, int], Event] = field(default_factory=dict)  # (peer, fragment)
     _sent: dict[tuple[int, str], Event] = field(default_factory=dict)  # (round, peer) -> what it had frozen
     _last_wall: float | None = None
+    _round: int = 0  # the newest that was committed
 
     @property
     def finished(self) -> bool:
@@ -92,8 +93,19 @@ class RunRows:
             case "departed":
                 self._alive.discard(str(event["peer"]))
             case "committed":
+                self._round = int(event["round"])
                 return self._row(event)
+            case "evaluated":
+                return self._held_out(event)
         return None
+
+    def _held_out(self, event: Event) -> PlotRow:
+        """With the round that was committed last: a tracker takes no older one."""
+        values = {"run/version": float(event["version"])}
+        for key in ("loss", "perplexity", "bits_per_byte"):
+            if event.get(key) is not None:
+                values[f"held_out/{key}"] = float(event[key])
+        return PlotRow(self._round, float(event["wall"]), values)
 
     def _begin(self, event: Event) -> None:
         self.run_id, self.name = (

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from farflung.console.web.public import Leader, Person, PublicStage, PublicStatus
+from farflung.console.web.public import Leader, Person, PublicHeldOut, PublicStage, PublicStatus
 from farflung.protocol.caps import duration, si
 
 # ---- chart -------------------------------------------------------------------------------------------------
@@ -63,14 +63,17 @@ def summary(curve: Curve) -> str:
     return f"{told}; the lowest was {loss_words(lowest)}, at round {lowest_at:,.0f}."
 
 
-def chart(curve: Curve) -> str:
-    """The drawing and what it shows in words; words alone where there is nothing to draw."""
-    says = f'<p class="dim" id="curve-says">{escape(summary(curve))}</p>'
+def chart(curve: Curve, held_out: Curve = ()) -> str:
+    """The drawing and what it shows in words; words alone where there is nothing to draw.  `held_out`: a second line,
+    where it lies within the first."""
+    also = f" Dashed, on text that nobody learns from: {lowered(summary(held_out))}" if held_out else ""
+    says = f'<p class="dim" id="curve-says">{escape(summary(curve) + also)}</p>'
     if len(curve) < 2:
         return f'{says}<p class="empty">The curve begins with the second round.</p>'
-    losses = [loss for _, loss in curve]
-    axis = axis_of(min(losses), max(losses))
     first, last = curve[0][0], curve[-1][0]
+    held_out = [each for each in held_out if first <= each[0] <= last]
+    losses = [loss for _, loss in (*curve, *held_out)]
+    axis = axis_of(min(losses), max(losses))
     points = [_point(each, axis, first, last) for each in curve]
     rungs = "".join(
         f'<path class="rung" d="M0 {y:.1f}H{WIDTH}"/>' for y in (_height(tick, axis) for tick in axis.ticks)
@@ -79,7 +82,8 @@ def chart(curve: Curve) -> str:
     drawing = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-labelledby="curve-says">'
         f"{rungs}"
-        f'<path class="under" d="M{line}V{HEIGHT}H0Z"/><path class="curve" d="M{line}"/></svg>'
+        f'<path class="under" d="M{line}V{HEIGHT}H0Z"/><path class="curve" d="M{line}"/>'
+        f"{_second(held_out, axis, first, last)}</svg>"
     )
     rows = "".join(f"<span>{_tick(tick, axis.step)}</span>" for tick in reversed(axis.ticks))
     columns = "".join(f"<span>{each}</span>" for each in _rounds(first, last))
@@ -87,6 +91,15 @@ def chart(curve: Curve) -> str:
         f'{says}<div class="plot"><div class="y" aria-hidden="true">{rows}</div>{drawing}'
         f'<div class="x" aria-hidden="true">{columns}</div></div>'
     )
+
+
+def _second(curve: Curve, axis: Axis, first: float, last: float) -> str:
+    points = "L".join(_point(each, axis, first, last) for each in curve)
+    return f'<path class="curve held" d="M{points}"/>' if len(curve) > 1 else ""
+
+
+def lowered(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _point(each: tuple[float, float], axis: Axis, first: float, last: float) -> str:
@@ -133,7 +146,7 @@ def parts_of(seen: PublicStatus) -> dict[str, str]:
         "verdict": _verdict(seen),
         "progress": _progress(seen),
         "tiles": _tiles(seen),
-        "curve": f'<div id="curve">{chart(seen.curve)}</div>',
+        "curve": f'<div id="curve">{chart(seen.curve, seen.held_out.curve if seen.held_out else ())}</div>',
         "here": f'<p id="here" class="dim">{escape(_here(seen))}</p>',
         "foot": _foot(seen),
     }
@@ -251,6 +264,7 @@ def _tiles(seen: PublicStatus) -> str:
         ("Loss", "–", "no round yet")
         if seen.loss is None
         else ("Loss", loss_words(seen.loss), "of the last round"),
+        *([_held_out(seen.held_out)] if seen.held_out else []),
         ("Learned", _tokens(seen.tokens), "tokens in the model"),
         ("Speed", _tokens(seen.tokens_per_s), "tokens a second, together"),
         ("Peers", f"{seen.taking_part:,}", f"take part, of {seen.alive:,} here"),
@@ -260,6 +274,19 @@ def _tiles(seen: PublicStatus) -> str:
         for title, value, note in tiles
     )
     return f'<dl id="tiles">{rows}</dl>'
+
+
+def _held_out(seen: PublicHeldOut) -> tuple[str, str, str]:
+    at = f"round {seen.version:,.0f}"
+    if seen.loss is None:
+        return "Held out", "–", f"contested at {at}"
+    more = [
+        f"{value:.3g} {unit}"
+        for value, unit in ((seen.perplexity, "perplexity"), (seen.bits_per_byte, "bits a byte"))
+        if value is not None
+    ]
+    by = "one peer's word" if seen.peers == 1 else f"by {seen.peers:,} peers"
+    return "Held out", loss_words(seen.loss), f"{at}, {by}; {', '.join(more)}" if more else f"{at}, {by}"
 
 
 def _tokens(count: float) -> str:

@@ -8,7 +8,7 @@ our own, from states and numbers; and names pass cleaned and cut.  How it looks 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farflung.console.screen.health import health, takes_part
@@ -96,6 +96,18 @@ class PublicStage:
 
 
 @dataclass(frozen=True)
+class PublicHeldOut:
+    """The loss on text that nobody learns from."""
+
+    version: float
+    loss: float | None  # None: those who computed it contradict each other
+    perplexity: float | None
+    bits_per_byte: float | None
+    peers: int
+    curve: tuple[tuple[float, float], ...]  # (version, loss)
+
+
+@dataclass(frozen=True)
 class PublicStatus:
     run: str
     software: str
@@ -113,6 +125,7 @@ class PublicStatus:
     admission: str  # "" while it is not known
     needs_script: bool  # peers bring the run's own training script
     curve: tuple[tuple[float, float], ...]  # (version, loss)
+    held_out: PublicHeldOut | None
     people: tuple[Person, ...]
     leaders: tuple[Leader, ...]
     stages: tuple[PublicStage, ...]
@@ -151,7 +164,8 @@ def shown(status: Record) -> PublicStatus:
         elapsed_s=number(status, "elapsed_s"),
         admission=mode if mode in _ADMISSIONS else "",
         needs_script=status.get("needs_script") is True,
-        curve=_curve(status),
+        curve=_points(status) or _points_of_rounds(status),
+        held_out=_held_out(status),
         people=_people(members),
         leaders=_leaders(status),
         stages=_stages(status),
@@ -203,17 +217,41 @@ def _phase(status: Record, phase: str) -> str:
     return _PHASES[RunPhase(phase)] if phase in list(RunPhase) else ""
 
 
-def _curve(status: Record) -> tuple[tuple[float, float], ...]:
-    """Of all rounds, or of the last ones where the coordinator is too old to tell more."""
-    told = status.get("curve")
-    rows = told if isinstance(told, list) else []
-    pairs = [{"version": row[0], "loss": row[1]} for row in rows if isinstance(row, list) and len(row) == 2]
+def _points(told: Record) -> tuple[tuple[float, float], ...]:
+    rows = told.get("curve")
+    listed = rows if isinstance(rows, list) else []
+    return _rising(
+        [{"version": row[0], "loss": row[1]} for row in listed if isinstance(row, list) and len(row) == 2]
+    )
+
+
+def _points_of_rounds(status: Record) -> tuple[tuple[float, float], ...]:
+    """Of the last ones, where the coordinator tells no more."""
+    return _rising(records(status, "rounds"))
+
+
+def _rising(entries: Sequence[Record]) -> tuple[tuple[float, float], ...]:
     found: list[tuple[float, float]] = []
-    for entry in pairs or records(status, "rounds"):
+    for entry in entries:
         version, loss = known(entry, "version"), known(entry, "loss")
         if version is not None and loss is not None and (not found or version > found[-1][0]):
             found.append((version, loss))
     return tuple(found)
+
+
+def _held_out(status: Record) -> PublicHeldOut | None:
+    told = status.get("held_out")
+    if not isinstance(told, Mapping) or (version := known(told, "version")) is None:
+        return None
+    peers = told.get("peers")
+    return PublicHeldOut(
+        version,
+        known(told, "loss"),
+        known(told, "perplexity"),
+        known(told, "bits_per_byte"),
+        len(peers) if isinstance(peers, list) else 0,
+        _points(told),
+    )
 
 
 def _names(entries: list[Record]) -> list[str]:

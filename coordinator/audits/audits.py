@@ -16,7 +16,7 @@ from farflung.coordinator.audits.dispute import DigestJudge
 from farflung.coordinator.court.proofs import WrongSum, WrongSumOfSums
 from farflung.coordinator.court.questions import MemberAnswer, WantedProof
 from farflung.coordinator.ledger.records import Record
-from farflung.coordinator.modes.registry import CoordinatorMode, DigestCase, ModeTools
+from farflung.coordinator.modes.registry import CoordinatorMode, Dice, DigestCase, ModeTools
 from farflung.coordinator.roster.partial_view import WHOLE_ROSTER
 from farflung.coordinator.rounds.reported import CommittedSums
 from farflung.coordinator.run.core import Core
@@ -559,26 +559,6 @@ def _fields(tasks: list[DrawnAudit]) -> dict[str, object]:
         "group": first.group,
         "of_sums": first.of_groups,
     }
-
-
-class Dice:
-    """What nobody can foresee, out of random bytes."""
-
-    def __init__(self, random: Callable[[int], bytes]) -> None:
-        self._random = random
-
-    def below(self, count: int) -> int:
-        return int.from_bytes(self._random(8), "little") * count >> 64
-
-    def draw(self, count: int, share: float) -> list[int]:
-        """Some of so many places, each one as likely as any other; how many is the share on average."""
-        due = share * count
-        many = int(due) + (self.below(1 << 32) < (due - int(due)) * (1 << 32))
-        places = list(range(count))
-        for at in range(many):
-            other = at + self.below(count - at)
-            places[at], places[other] = places[other], places[at]
-        return sorted(places[:many])
 
 
 # ---- audits ------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Evaluation: the loss of committed versions on text that nobody learns from, computed by members that hold them.
 
 Where the mode begins.  Pure.  Once the digest of a version is settled, secret dice give each window of that text to
-`COPIES` members; each says what its model makes of them, and judging.py what that is together.  The next version may be
-committed before all have answered: what is there by then counts.  A run that is complete waits a moment for the loss of
-its last version.  Without this folder nothing is evaluated.
+`COPIES` members; each says what its model makes of them, and held_out_loss.py what that is together.  The next version
+may be committed before all have answered: what is there by then counts.  A run that is complete waits a moment for the
+loss of its last version.  Without this folder nothing is evaluated.
 
 Nobody gains or loses trust by what it says here: a figure is for people.
 """
@@ -11,19 +11,18 @@ Nobody gains or loses trust by what it says here: a figure is for people.
 from __future__ import annotations
 
 import math
-import random
 import struct
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.coordinator.evaluation.judging import HeldOutLoss, MemberLosses, judged
+from farflung.coordinator.evaluation.held_out_loss import HeldOutLoss, MemberLosses, judged
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.ledger import LedgerPart as Part
 from farflung.coordinator.ledger.pace import TOLD_DIGITS, LossCurve
 from farflung.coordinator.ledger.records import Record, RolledBack
-from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
+from farflung.coordinator.modes.registry import CoordinatorMode, Dice, ModeTools
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.round_driver import RoundDriver
@@ -48,6 +47,8 @@ class Evaluated(Record, frozen=True, kw_only=True, tag="evaluated"):
     version: int  # of the least advanced fragment
     versions: tuple[int, ...]  # of each
     loss: float | None  # nats a token; None: those who computed it contradict each other
+    perplexity: float | None
+    bits_per_byte: float | None  # None: nobody said how many bytes a token has
     windows: int  # that somebody computed,
     of: int
     peers: tuple[str, ...]  # who counts
@@ -101,9 +102,9 @@ class Evaluating:
     why_not: dict[str, str] = field(default_factory=dict)
     moved_on_at: float = math.inf  # the next version was committed
 
-    def draw(self, peers: Sequence[str], windows: Collection[int], dice: random.Random) -> None:
+    def draw(self, peers: Sequence[str], windows: Collection[int], dice: Dice) -> None:
         """Evenly, and so that nobody can foresee with whom it shares a window."""
-        self.number, self.draws = 1 + dice.getrandbits(61), self.draws + 1
+        self.number, self.draws = 1 + dice.below(1 << 61), self.draws + 1
         self.shares, self.answered = dealt(peers, windows, dice), set()
 
     def hear(self, peer: str, said: ScoreBeat) -> None:
@@ -134,7 +135,7 @@ class Evaluating:
         return _all_of(self.shares.values()) & ~there
 
 
-def dealt(peers: Sequence[str], windows: Collection[int], dice: random.Random) -> dict[str, int]:
+def dealt(peers: Sequence[str], windows: Collection[int], dice: Dice) -> dict[str, int]:
     """Each window to `COPIES` of the peers, as cards of shuffled decks: evenly.  A mask for each that has some."""
     shares: dict[str, int] = {}
     deck: deque[str] = deque()
@@ -142,7 +143,7 @@ def dealt(peers: Sequence[str], windows: Collection[int], dice: random.Random) -
         chosen: list[str] = []
         while len(chosen) < min(COPIES, len(peers)):
             if all(peer in chosen for peer in deck):
-                deck.extend(dice.sample(peers, len(peers)))
+                deck.extend(dice.shuffled(peers))
             peer = deck.popleft()
             (deck if peer in chosen else chosen).append(peer)
         for peer in chosen:
@@ -171,7 +172,7 @@ def _all_of(masks: Collection[int]) -> int:
 class Evaluation(CoordinatorMode):
     def __init__(self, core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> None:
         self._core = core
-        self._dice = random.Random(tools.random(16))
+        self._dice = Dice(tools.random)
         self._now: Evaluating | None = None
         self._settled: tuple[int, int, float] = 0, 0, 0.0  # era and version that may be due, and since when
         self._over = 0, 0  # era and version of the one that was looked at last, whatever came of it
@@ -275,7 +276,7 @@ class Evaluation(CoordinatorMode):
             Evaluated(
                 version=now.version,
                 versions=now.versions,
-                loss=found.loss,
+                **figures_of(found.loss, core.manifest.bytes_per_token),
                 windows=found.windows,
                 of=core.manifest.eval.windows,
                 peers=found.peers,
@@ -311,7 +312,9 @@ class Evaluation(CoordinatorMode):
         if newest is not None:
             told |= {
                 "version": newest.version,
-                **_figures(newest.loss, core.manifest.bytes_per_token),
+                "loss": newest.loss,
+                "perplexity": newest.perplexity,
+                "bits_per_byte": newest.bits_per_byte,
                 "windows": newest.windows,
                 "of": newest.of,
                 "peers": [core.name(peer) for peer in newest.peers],
@@ -325,7 +328,7 @@ class Evaluation(CoordinatorMode):
         return min(rounds, (self._core.ledger.version // every + 1) * every)
 
 
-def _figures(loss: float | None, bytes_per_token: float) -> dict[str, float | None]:
+def figures_of(loss: float | None, bytes_per_token: float) -> dict[str, float | None]:
     """What follows from the loss, each None where it is not known."""
     if loss is None:
         return {"loss": None, "perplexity": None, "bits_per_byte": None}

@@ -296,6 +296,32 @@ class DigestCase(Protocol):
         ...
 
 
+class Dice:
+    """What nobody can foresee, out of random bytes."""
+
+    def __init__(self, random: Callable[[int], bytes]) -> None:
+        self._random = random
+
+    def below(self, count: int) -> int:
+        return int.from_bytes(self._random(8), "little") * count >> 64
+
+    def draw(self, count: int, share: float) -> list[int]:
+        """Some of so many places, each one as likely as any other; how many is the share on average."""
+        due = share * count
+        many = int(due) + (self.below(1 << 32) < (due - int(due)) * (1 << 32))
+        return sorted(self._drawn(count, many))
+
+    def _drawn(self, count: int, many: int) -> list[int]:
+        places = list(range(count))
+        for at in range(many):
+            other = at + self.below(count - at)
+            places[at], places[other] = places[other], places[at]
+        return places[:many]
+
+    def shuffled(self, places: Sequence[str]) -> list[str]:
+        return [places[at] for at in self._drawn(len(places), len(places))]
+
+
 class SendAway(Protocol):
     """Ends a membership; `told` is said to the peer, `why` to everybody else."""
 

@@ -45,9 +45,8 @@ FOUNDER_LEAST_BYTES_S = 64_000
 FIRST_ROUND_S = 6 * 3600.0
 CROWD_LOOKS_EVERY_S = 1.0
 TURNS_LONGER_MOST = 6  # times that turns are twice as long as before, when all had theirs
-LAST_LOOK_S = (
-    15.0  # and for what modes look at in the last versions: an auditor after another one, and a case
-)
+# And for what modes look at in the last versions: an auditor after another one and a case, the loss of the last one.
+LAST_LOOK_S = 15.0
 _FROM_LEAST_ADVANCED = (Goal.WAIT, Goal.SYNC, Goal.TRAIN)
 
 Judgement = tuple[Goal, str]  # (goal, reason)

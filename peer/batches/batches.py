@@ -35,7 +35,7 @@ def made(tools: SessionTools) -> PeerMode | None:
     return WholeBatches(tools.part, training, training.sums)
 
 
-class Batches(PeerMode):
+class PeerBatches(PeerMode):
     training: BatchProxy
 
     @property
@@ -43,7 +43,7 @@ class Batches(PeerMode):
         return (self.training.sums.beat(self.training.attached),)
 
 
-class WholeBatches(Batches):
+class WholeBatches(PeerBatches):
     """Of a model in one piece."""
 
     def __init__(self, part: Replicas, training: BatchProxy, work: BatchWork) -> None:
@@ -61,7 +61,7 @@ class WholeBatches(Batches):
         return TrainerSaid([Note(f"microbatch {word.micro} gives no gradient: {word.problem}")], True)
 
 
-class StageBatches(Batches):
+class StageBatches(PeerBatches):
     """Of a model that is cut, in the stage that is held here."""
 
     def __init__(self, tools: SessionTools, before: BatchProxy) -> None:

@@ -26,7 +26,7 @@ PASSED = "the next version is here"
 
 
 @dataclass
-class Answering:
+class ScoreAnswer:
     order: ScoreTick
     asked_at: float = math.inf  # the trainer
     answer: ScoreBeat | None = None
@@ -35,7 +35,7 @@ class Answering:
 class PeerEvaluation(PeerMode):
     def __init__(self, part: Replicas, training: TrainerProxy) -> None:
         self._part, self._proxy = part, training
-        self._now: Answering | None = None
+        self._now: ScoreAnswer | None = None
 
     @property
     def sections(self) -> tuple[OfBeat, ...]:
@@ -46,7 +46,7 @@ class PeerEvaluation(PeerMode):
         if order is None:
             self._now = None
         elif self._now is None or self._now.order != order:
-            self._now = Answering(order)
+            self._now = ScoreAnswer(order)
         return self._ask(now)
 
     def on_timer(self, now: float, inside: bool) -> list[Effect]:
@@ -69,8 +69,11 @@ class PeerEvaluation(PeerMode):
     # ---- what the trainer is asked ---------------------------------------------------------------------------
 
     def _ask(self, now: float) -> list[Effect]:
-        mine = self._now
-        if mine is None or mine.asked_at < math.inf or not self._proxy.attached or self._proxy.loading:
+        if (mine := self._now) is None or mine.answer is not None:
+            return []
+        if not self._proxy.attached:
+            mine.asked_at = math.inf  # the next one knows of no question
+        if mine.asked_at < math.inf or not self._proxy.attached or self._proxy.loading:
             return []
         if not self._is_here(mine.order.versions):
             if self._is_past(mine.order.versions):

@@ -121,6 +121,7 @@ class Scored(_Local, frozen=True, kw_only=True, tag="scored"):
     )
     data: bytes = b""  # the fingerprint of what was read
     why_not: str = ""
+    seconds: float = 0.0  # that it took, in which nothing was learned
 
 
 FINISHED = "finished"  # the reason of a trainer that has the finished model: no sentence

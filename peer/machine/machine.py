@@ -255,7 +255,8 @@ class MemberMachine:
         self.reports.vitals.shelf = self.joined.disk.shelf.told(self.joined.replicas)
         kept = self._seeking.kept.number if self._seeking.kept is not None else 0
         known = self.joined.amending.count, kept
-        return [self.reports.beat(self.joined.part, self.training, *known, self.joined.sections)]
+        of_modes = tuple(each for mode in self.joined.modes.values() for each in mode.sections)
+        return [self.reports.beat(self.joined.part, self.training, *known, of_modes)]
 
 
 def _looks(tick: Tick | None) -> bool:

@@ -46,7 +46,7 @@ from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
 from farflung.protocol.errors import Counters
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import NetSection, StartSection
-from farflung.protocol.messages import Aborted, Committed, OfBeat, Show, Tick, What
+from farflung.protocol.messages import Aborted, Committed, Show, Tick, What
 from farflung.protocol.mode_words import KeptReceipts
 from farflung.protocol.round_words import Plan
 from farflung.protocol.run_terms import Attached
@@ -439,11 +439,6 @@ class MemberSession:
         for mode in self.modes.values():
             effects += mode.on_timer(now, inside)
         return effects
-
-    @property
-    def sections(self) -> tuple[OfBeat, ...]:
-        """What a beat says for modes."""
-        return tuple(each for mode in self.modes.values() for each in mode.sections)
 
     @property
     def is_in_round(self) -> bool:

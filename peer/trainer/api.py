@@ -214,7 +214,6 @@ def join(
     upload_limit: str | None = None,
     download_limit: str | None = None,
     data_rank: tuple[int, int] | DeviceMesh | None = None,
-    held_out: Losses | None = None,
 ) -> Run:
     """Join the run and load its state into `model`, in place.  Returns when the first inner step can be taken.
 
@@ -227,9 +226,6 @@ def join(
     (docs/islands.md).  `data_rank`: (number, of), which part of each batch is this process's, or the DeviceMesh of all
     of them; left out, that of the parameters.  Each has a part of its own, but for those that work on one batch
     together by the names of the mesh ("tp", "cp", "pp", "ep").
-
-    `held_out`: what `[eval]` of run.toml needs of a script: called now and then between two steps, with the run's
-    version in the model, it gives the mean loss, in nats a token, of each of the rows of ids that it is handed.
     """
     given = {
         "identity": identity,
@@ -240,7 +236,7 @@ def join(
     mistakes_in_one_line()
     survey(unwrap(model))  # what can't be exchanged is told before an agent starts
     refuse_other_parameters(model, optimizer)
-    return connect(url, given, partial(agree, model, data_rank)).join(model, optimizer, held_out)
+    return connect(url, given, partial(agree, model, data_rank)).join(model, optimizer)
 
 
 def connect(
@@ -322,7 +318,7 @@ class Connection:
             refuse_other_parameters(model, optimizer)
             loop = self._loop(model)
             # Before the run's state is here: others may wait for whoever has it, and the text may be far away.
-            loop.held_out = self._held_out_text(held_out)
+            loop.held_out = held_out_text(self.manifest, self._ranks, held_out)
             steps = RunSteps(optimizer, loop.after_step, loop.before_step)
             undo.callback(steps.end)
             run = Run(self._agent, loop, steps, self.name)
@@ -334,10 +330,6 @@ class Connection:
                 steps.start_small()
             undo.pop_all()
         return run
-
-    def _held_out_text(self, losses: Losses | None) -> HeldOut | None:
-        scoring = module_of(SCORING) if losses is not None and self._ranks.count == 1 else None
-        return scoring.made(self.manifest, own_config({}).data, losses) if scoring is not None else None
 
     def _say_memory(self, loop: InnerLoop, optimizer: Optimizer) -> None:
         if self._ranks.rank == 0:
@@ -358,6 +350,11 @@ class Connection:
     def abandon(self) -> None:
         """This script can't take part: an agent that started it hears so from its exit code."""
         self._agent.abandon()
+
+
+def held_out_text(manifest: Manifest, ranks: Ranks, losses: Losses | None) -> HeldOut | None:
+    scoring = module_of(SCORING) if losses is not None and ranks.count == 1 else None
+    return scoring.made(manifest, own_config({}).data, losses) if scoring is not None else None
 
 
 class Run:
@@ -503,6 +500,14 @@ class Run:
                 "run.evaluate: not where several ranks are one peer; evaluate what run.save writes"
             )
         return self._loop.at_version(compute)
+
+    def held_out_loss(self, losses: Losses) -> None:
+        """What `[eval]` of run.toml needs of a script; without `[eval]` nothing follows.
+
+        `losses`: called now and then between two steps, as `evaluate` does; of rows of token ids, [rows, length], it
+        gives the mean loss of each, in nats a token.  Where several ranks are one peer it is not called.
+        """
+        self._loop.held_out = held_out_text(self.manifest, self._loop.ranks, losses)
 
     # ---- what there is to know
 

@@ -429,12 +429,13 @@ class InnerLoop:
         """The agent asks while it holds that version: it counts if it still does when it hears the answer."""
         if (held_out := self.held_out) is None:
             return Scored(number=word.number, why_not="its script computes none")
+        began = self._clock()
         try:
-            return self.at_version(lambda: held_out.answer(word), patience_s=0.0)
+            found = self.at_version(lambda: held_out.answer(word), patience_s=0.0)
         except VersionArriving:
-            return Scored(number=word.number, why_not="the next version is arriving")
-        finally:
-            self.machine.on_waited(self._clock())
+            found = Scored(number=word.number, why_not="the next version is arriving")
+        self.machine.on_waited(now := self._clock())
+        return msgspec.structs.replace(found, seconds=now - began)
 
     def _go_ahead(self, fragment: int, slot: int) -> None:
         self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])

@@ -52,6 +52,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "coordinator/ledger/evidence",
         "peer/audits",
     ),
+    "evaluation": ("coordinator/evaluation", "peer/evaluation"),
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": ("coordinator/recovery",),
     "restoring": ("coordinator/restoring", "peer/restoring"),

@@ -115,6 +115,9 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
+    "coordinator/evaluation": Room(
+        ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True
+    ),
     "coordinator/mesh": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/rounds", "protocol"), pure=True
     ),
@@ -180,6 +183,7 @@ ROOMS: dict[str, Room] = {
         ),
         pure=True,
     ),
+    "peer/evaluation": Room(("peer/machine", "peer/local/words", "peer/builtin", "peer/data", "protocol")),
     "peer/restoring": Room(("peer/machine", "collectives/round/effects", "protocol"), pure=True),
     "peer/slow_lines": Room(("peer/machine", "peer/local/words", "collectives/round", "protocol"), pure=True),
     "peer/crossings": Room(

@@ -102,6 +102,15 @@ MODES = {
             "examples/pipeline_run.toml",
         ),
     ),
+    "evaluation": Mode(
+        ("coordinator/evaluation", "peer/evaluation"),
+        (
+            "tests/whole/test_evaluation.py",
+            "tests/protocol/process/test_metrics.py",
+            "tests/real/test_runs.py",
+        ),
+        ("benchmarks/evaluation.py",),
+    ),
     "mesh": Mode(
         ("coordinator/mesh", "collectives/mesh"),
         (

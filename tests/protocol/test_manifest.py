@@ -41,7 +41,7 @@ def test_template_spells_out_exactly_the_defaults() -> None:
 def test_canonical_bytes_are_stable() -> None:
     manifest = Manifest.from_toml("[round]\nsync_every = 7\n[inner]\nlr = 1\n", "run.toml")
     assert manifest.canonical().startswith(
-        b'{"checkpoint":{"every_rounds":0,"go_back_after_s":300.0,"keep":3},"data":{"batch":8,"column":"input_ids","dtype":"uint16","lease_samples":256,"length":0,"source":"python-stdlib"},"inner"'
+        b'{"checkpoint":{"every_rounds":0,"go_back_after_s":300.0,"keep":3},"data":{"batch":8,"column":"input_ids","dtype":"uint16","lease_samples":256,"length":0,"source":"python-stdlib"},"eval":{"bytes_per_token":0.0,"every_rounds":"auto","source":"","windows":256},"inner"'
     )
     assert Manifest.from_canonical(manifest.canonical()) == manifest
     assert Manifest.from_canonical(manifest.canonical()).digest == manifest.digest
@@ -63,7 +63,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("47d84a1b")
+    assert Manifest().digest.hex().startswith("009ebf55")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,63 @@ def test_a_column_has_nothing_that_a_terminal_obeys(column: str) -> None:
         Manifest.from_canonical(json.dumps({"data": {"column": column}}).encode())
     assert str(told.value).isprintable()
     assert Manifest.model_validate({"data": {"column": "jetons d'entrée, 入力"}})
+
+
+SHARDS = '[data]\nsource = "https://a.example/train.bin"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[eval]\nwindows = 64", "[eval] windows: expected to be left out without source"),
+        ('[eval]\nsource = "/etc/passwd"', '[eval] source: expected "", "python-stdlib", or token shards'),
+        (
+            '[eval]\nsource = "python-stdlib"\nwindows = 15',
+            "[eval] windows: expected an integer >= 16 and <= 1024",
+        ),
+        (
+            f'{SHARDS}[eval]\nsource = "python-stdlib"',
+            '[eval] source: expected token shards, as [data] source has, found "python-stdlib"',
+        ),
+        (
+            '[model]\nkind = ""\n[data]\nsource = ""\n[eval]\nsource = "python-stdlib"',
+            '[eval] source: expected token shards, where [data] source is "", found "python-stdlib"',
+        ),
+        (
+            f'{SHARDS}[eval]\nsource = "https://a.example/train.bin"',
+            "[eval] source: expected other shards than [data] source, which the model learns from",
+        ),
+        (
+            '[eval]\nsource = "python-stdlib"\n[merge]\npolicy = "mean"\n[pipeline]\nbatch = 4',
+            '[eval] source: expected "" with [pipeline] batch > 0, found "python-stdlib"',
+        ),
+        (
+            '[eval]\nsource = "python-stdlib"\nevery_rounds = 0',
+            '[eval] every_rounds: expected an integer >= 1, or "auto"',
+        ),
+    ],
+)
+def test_what_is_held_out_is_other_text_in_the_same_tokens(text: str, told: str) -> None:
+    assert told in problem(text)
+
+
+def test_held_out_loss_takes_no_more_than_its_share() -> None:
+    """A forward pass takes a third of a step, and each peer may have to compute all windows."""
+    text = '[eval]\nsource = "python-stdlib"\nwindows = 256\n[round]\nsync_every = 50\n[data]\nbatch = 8\n'
+    found = Manifest.from_toml(text, "run.toml")
+    assert found.least_eval_rounds == found.eval_rounds == 22
+    assert 22 * 50 * 8 * 0.01 >= 256 / 3 > 21 * 50 * 8 * 0.01
+    told = "[eval] every_rounds: expected at least 22 with windows = 256, found 21: it would take more than 1 % of the"
+    assert told in problem(text.replace("windows = 256", "windows = 256\nevery_rounds = 21"))
+    assert Manifest.from_toml(text.replace("256", "256\nevery_rounds = 30"), "x").eval_rounds == 30
+    assert "<= 1024, found 1025" in problem(text.replace("= 256", "= 1025"))
+
+
+def test_of_its_own_text_a_byte_is_a_token() -> None:
+    assert Manifest.from_toml('[eval]\nsource = "python-stdlib"', "x").bytes_per_token == 1.0
+    shards = f'{SHARDS}[eval]\nsource = "https://a.example/held_out.bin"\nbytes_per_token = 4.25'
+    assert Manifest.from_toml(shards, "x").bytes_per_token == 4.25
+    assert Manifest().bytes_per_token == 0.0
 
 
 def test_at_most_five_lines() -> None:

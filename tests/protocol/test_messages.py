@@ -38,6 +38,8 @@ from farflung.protocol.mode_words import (
     ReachTick,
     RelayOffer,
     RelayOrder,
+    ScoreBeat,
+    ScoreTick,
     SeatRow,
     ServeTick,
     ShelfBeat,
@@ -143,6 +145,7 @@ EXAMPLES: dict[str, m.Message] = {
         forward=Forward(4, b"12345678", False, tuple(range(16))),
         sections=(
             BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (Complaint(5, True),)),
+            ScoreBeat(9, bytes(8), H1, "why"),
             ReachBeat(("bob",), RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""), ("cyd",)),
             ShelfBeat((Shelved(4, 0, b"1234"),)),
             KeptBeat(7),
@@ -216,6 +219,7 @@ EXAMPLES: dict[str, m.Message] = {
         sections=(
             DUE,
             ServeTick(2),
+            ScoreTick(9, (4, 3), b"\x81"),
             ReachTick(
                 True,
                 (Meet("bob", "203.0.113.7:40001", 12.5),),
@@ -366,6 +370,8 @@ FROZEN_PARTS = {
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
     "proof nonce_for nonce refuted fellows sections",
     ServeTick: "stage",
+    ScoreTick: "number versions windows",
+    ScoreBeat: "number nats data why_not",
     ReachBeat: "punched relay unmet",
     ReachTick: "look meets relay",
     ShelfBeat: "shelf",
@@ -399,7 +405,7 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     """A change here is another version of the protocol."""
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
-    assert limits.PROTOCOL_VERSION == 10
+    assert limits.PROTOCOL_VERSION == 11
 
 
 def test_every_kind_comes_back_as_it_was_sent() -> None:

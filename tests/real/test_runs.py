@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
+from farflung.peer.builtin.corpus import held_out_bytes
+from farflung.peer.builtin.llama import Llama
+from farflung.protocol.manifest import Manifest
 from rig.waiting import is_running
 
 pytestmark = pytest.mark.slow
@@ -50,15 +54,31 @@ def same_model(*paths: Path) -> bool:
     return all(set(o) == set(first) and all((o[k] == first[k]).all() for k in first) for o in others)
 
 
+def held_out_loss(toml: Path, weights: Path) -> float:
+    """By what the run left behind: sixteen windows at even distances."""
+    manifest = Manifest.from_toml(toml.read_text(), "run.toml")
+    model = Llama(manifest.model, 0)
+    model.load_state_dict(load_file(weights), strict=False)
+    rows = held_out_bytes(manifest.model.context)
+    with torch.no_grad():
+        found = [model.loss(rows[(len(rows) - 1) * window // 15][None]).item() for window in range(16)]
+    return sum(found) / 16
+
+
 def test_P1_two_peers_finish_with_one_model_and_one_digest_per_version(stage: Any) -> None:
     stage.write_run(rounds=8)
+    toml = stage.folder / "run.toml"
+    toml.write_text(toml.read_text() + '[eval]\nsource = "python-stdlib"\nwindows = 16\n')
     stage.coordinate()
     stage.join("ann")
     stage.join("bob")
     last = stage.until(is_finished, "the run is finished")
     assert last["version"] == 8 and len(last["rounds"]) == 8
     assert all(len(r["included"]) == 2 and not r["excluded"] and r["bytes"] >= 0 for r in last["rounds"])
+    held_out = stage.until(lambda s: "version" in s["held_out"], "the last version is evaluated")["held_out"]
     assert [stage.wait("ann"), stage.wait("bob"), end(stage)] == [0, 0, 0]
+    assert (held_out["version"], held_out["windows"], len(held_out["peers"])) == (8, 16, 2)
+    assert held_out["loss"] == pytest.approx(held_out_loss(toml, stage.model("ann")), abs=1e-4)
     report = audit(read_folder(stage.folder))
     assert report.kept, "\n".join(report.lines())
     sealed = [each for name in ("ann", "bob") for each in stage.events(name) if each["event"] == "sealed"]

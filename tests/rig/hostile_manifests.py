@@ -73,6 +73,10 @@ HOSTILE: dict[str, list[Any]] = {
     "data.column": TEXT,
     "data.batch": [65536, *NUMBERS],
     "data.lease_samples": [2**24, *NUMBERS],
+    "eval.source": ["python-stdlib", *DATA, DATA[6:9], ["https://127.0.0.1:9/a.bin"] * 1025],
+    "eval.every_rounds": ["auto", *NUMBERS, *TEXT],
+    "eval.windows": [16, 1024, *NUMBERS],
+    "eval.bytes_per_token": [64, *NUMBERS],
     "inner.optimizer": ["adamw8bit", "galore", "apollo", "soap", "os.system", "HOME/optimizer.py", *TEXT],
     "inner.lr": NUMBERS,
     "inner.betas": [[0.0, 0.0], [0.999, 0.999], [1, 1], [0.9] * 1000],
@@ -138,6 +142,8 @@ def cases(home: Path, private_hash: str, keys: Iterable[str]) -> Iterator[Case]:
             if each.startswith("pipeline.") and key != "batch":
                 for of, more in BATCHES.items():
                     found[of] |= more
+            if section == "eval":
+                found["eval"]["source"] = "python-stdlib"
             if section == "start":
                 found["start"] |= {"from": f"{home}/private.safetensors", "hash": private_hash}
             text = json.dumps(value).replace("HOME", str(home)).replace("HASH", private_hash)

@@ -77,7 +77,10 @@ def test_what_is_written_is_the_loss_of_its_version(piece: int) -> None:
             if record.windows == record.of:
                 whole += 1
                 assert record.loss == pytest.approx(sum(true) / WINDOWS, abs=1e-5), (seed, record)
-            assert all(min(true) - 1e-5 <= each <= max(true) + 1e-5 for each in record.means.values()), (seed, record)
+            assert all(min(true) - 1e-5 <= each <= max(true) + 1e-5 for each in record.means.values()), (
+                seed,
+                record,
+            )
     assert whole >= written / 2 > 4
 
 

@@ -32,6 +32,8 @@ from farflung.peer.local.words import (
     Provided,
     ResumeSteps,
     RoundOpened,
+    Score,
+    Scored,
     Stop,
     from_trainer,
     to_bytes,
@@ -1049,3 +1051,78 @@ def test_by_the_clock_a_period_ends_by_time(tmp_path: Path) -> None:
         steps += 1
         trainer.step()
     assert steps == 3
+
+
+# ---- the run's version, for a moment
+
+
+class Sees:
+    """Losses of a version: what is in the model when they are asked for."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.seen = trainer, torch.zeros(0)
+        self.meanwhile = lambda: None
+
+    def answer(self, score: Score) -> Scored:
+        self.seen = self.trainer.flat()
+        assert not torch.is_grad_enabled() and not self.trainer.model.training
+        self.meanwhile()
+        return Scored(number=score.number, nats=b"1234", data=b"d")
+
+
+def scored(trainer: Trainer, version: int) -> Scored:
+    trainer.channel.take()
+    trainer.channel.will_say(Score(number=5, versions=(version,), windows=b"\x01"))
+    trainer.step()
+    [found] = [each for each in trainer.channel.said if isinstance(each, Scored)]
+    return found
+
+
+def test_windows_are_computed_with_the_version_and_the_model_is_afterwards_as_it_was(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    trainer = Trainer(tmp_path, dtype)
+    anchor = new_anchor(trainer).clone()
+    trainer.attach(load(4))
+    trainer.loop.held_out = sees = Sees(trainer)
+    twin = Trainer(tmp_path / "twin", dtype, shared=trainer.shared).attach(load(4))
+    found = scored(trainer, 4)
+    twin.step()
+    assert (found.number, found.nats, found.data, found.why_not) == (5, b"1234", b"d", "")
+    rounded = anchor.to(dtype).float()
+    assert torch.equal(trainer.used_cells(sees.seen), trainer.used_cells(rounded)), (
+        "and nothing learned since"
+    )
+    assert torch.equal(trainer.flat(), twin.flat()) and trainer.model.training
+    assert torch.equal(trainer.owed(), twin.owed())
+
+
+def test_it_is_asked_of_another_version_than_it_has(trainer: Trainer) -> None:
+    trainer.loop.held_out = Sees(trainer)
+    assert scored(trainer, 3).why_not == "its trainer has another version"
+
+
+def test_a_script_that_computes_no_losses_says_so(trainer: Trainer) -> None:
+    assert scored(trainer, 0).why_not == "its script computes none"
+
+
+def test_while_the_next_version_arrives_nothing_is_computed(trainer: Trainer) -> None:
+    trainer.loop.held_out = sees = Sees(trainer)
+    trainer.shared.mark_torn(True)
+    before = trainer.flat()
+    assert scored(trainer, 0).why_not == "the next version is arriving" and not sees.seen.numel()
+    trainer.shared.mark_torn(False)
+    assert torch.equal(trainer.used_cells(trainer.flat()), trainer.used_cells(before) - 0.25)
+
+
+def test_what_the_scripts_own_code_makes_of_a_version_leaves_the_model_as_it_was(trainer: Trainer) -> None:
+    steps = RunSteps(torch.optim.SGD(trainer.model.parameters(), 0.1), trainer.loop.after_step)
+    run = Run(trainer.channel, trainer.loop, steps, "me")  # type: ignore[arg-type]
+    trainer.step()
+    before, anchor = trainer.flat(), trainer.shared.anchor.clone()
+    assert torch.equal(trainer.used_cells(run.evaluate(trainer.flat)), trainer.used_cells(anchor))
+    assert torch.equal(trainer.flat(), before)
+    with pytest.raises(ZeroDivisionError):
+        run.evaluate(lambda: 1 / 0)
+    assert torch.equal(trainer.flat(), before), "also where that code fails"
+    assert trainer.model.training

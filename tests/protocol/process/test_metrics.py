@@ -105,9 +105,11 @@ def test_labels_and_numbers_that_want_care() -> None:
 def test_the_docs_name_every_metric_and_no_other() -> None:
     run = {family for family in parsed(metrics_of(machine(), 0.0).decode())}
     last = {f"farflung_last_round_{what}" for what in ("seconds", "members", "excluded", "bytes")}
+    held_out = {f"farflung_held_out_{what}" for what in ("version", "loss", "bits_per_byte", "outvoted")}
     known = (
         run
         | last
+        | held_out
         | {family.name for family in of_the_peer()}
         | {"farflung_loss", "farflung_members_by_state"}
     )

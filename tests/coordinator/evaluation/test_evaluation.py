@@ -1,0 +1,284 @@
+"""When a version is evaluated and by whom, what members hear of it, and what is written and shown."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from farflung.coordinator.evaluation.evaluation import Evaluated, Evaluation, made
+from farflung.coordinator.ledger.records import RolledBack
+from farflung.coordinator.modes.registry import ModeTools
+from farflung.coordinator.run_metrics import run_metrics
+from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import Counters
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import ScoreBeat, ScoreTick
+from rig.made_run import BARE_BEAT, MadeRun
+
+WINDOWS = 16
+MANIFEST = Manifest.model_validate(
+    {
+        "run": {"rounds": 5},
+        "round": {"sync_every": 100},
+        "eval": {"source": "python-stdlib", "windows": WINDOWS, "every_rounds": 2},
+    }
+)
+
+
+class Host(MadeRun):
+    def __init__(self, *names: str, manifest: Manifest = MANIFEST) -> None:
+        super().__init__(manifest)
+        tools = ModeTools(
+            lambda count: bytes(count), lambda *_: None, lambda: None, lambda _: None, lambda _: True
+        )
+        found = made(self.core, self.drivers, tools)
+        assert isinstance(found, Evaluation)
+        self.mode = found
+        self.here = {name: self.enters(name) for name in names}
+        for member in self.here.values():
+            self.says(member)
+
+    def after_rounds(self, count: int) -> Host:
+        for _ in range(count):
+            self.commits()
+        return self
+
+    def order(self, name: str) -> ScoreTick | None:
+        told = self.mode.tell(self.here[name].peer, BARE_BEAT)
+        assert len(told) <= 1
+        return next((each for each in told if isinstance(each, ScoreTick)), None)
+
+    def hears(self, name: str, nats: float = 2.0, **changes: object) -> None:
+        order = self.order(name)
+        assert order is not None
+        count = mask_from_bytes(order.windows).bit_count()
+        said = ScoreBeat(order.number, struct.pack(f"<{count}f", *[nats] * count), b"text")
+        self.says_score(name, replace(said, **changes))
+
+    def says_score(self, name: str, said: ScoreBeat) -> None:
+        self.mode.hear(self.here[name].peer, replace(BARE_BEAT, sections=(said,)))
+
+    def evaluated(self) -> list[Evaluated]:
+        self.mode.on_timer()
+        return [each for each in self.records() if isinstance(each, Evaluated)]
+
+    @property
+    def shown(self) -> Mapping[str, object]:
+        told = self.mode.status()["held_out"]
+        assert isinstance(told, dict)
+        return told
+
+
+def test_a_run_without_eval_has_no_such_mode() -> None:
+    host = MadeRun(Manifest())
+    tools = ModeTools(
+        lambda count: bytes(count), lambda *_: None, lambda: None, lambda _: None, lambda _: True
+    )
+    assert made(host.core, host.drivers, tools) is None
+
+
+def test_every_second_version_and_the_last_are_due() -> None:
+    host, found = Host("ann"), []
+    for version in range(1, 6):
+        host.after_rounds(1)
+        host.mode.on_timer()
+        if host.order("ann") is not None:
+            host.hears("ann")
+        found += [each.version for each in host.evaluated()]
+        assert host.core.ledger.version == version
+    assert found == [2, 4, 5]
+    assert host.shown["version"] == 5 and host.shown["next"] == 5
+
+
+def test_version_0_is_not_evaluated_nor_one_whose_digest_is_not_settled() -> None:
+    host = Host("ann")
+    assert not host.mode.on_timer()
+    host.after_rounds(2)
+    del host.core.ledger.books[0].digests[2]
+    assert not host.mode.on_timer() and host.order("ann") is None
+
+
+def test_it_waits_a_moment_for_those_that_are_just_taking_the_version() -> None:
+    host = Host("ann", "bob").after_rounds(2)
+    host.here["bob"].standings[0].verified = False
+    assert not host.mode.on_timer()
+    host.core.now += 2 * host.manifest.net.heartbeat_s
+    assert host.mode.on_timer()
+    assert host.order("ann") is not None and host.order("bob") is None
+
+
+@pytest.mark.parametrize("why", ["helps", "leaving", "quarantined"])
+def test_who_has_no_trainer_leaves_or_is_in_doubt_is_not_asked(why: str) -> None:
+    host = Host("ann", "bob")
+    bob = host.here["bob"]
+    if why == "helps":
+        bob.helps = True
+    elif why == "leaving":
+        host.says(bob, leaving=True)
+    else:
+        bob.standings[0].quarantined = True
+    host.after_rounds(2)
+    assert host.mode.on_timer()
+    assert host.order("ann") is not None and host.order("bob") is None
+
+
+def test_the_order_is_told_until_it_is_answered_and_an_answer_counts_once() -> None:
+    host = Host("ann", "bob").after_rounds(2)
+    assert host.mode.on_timer()
+    assert host.order("ann") == host.order("ann")
+    host.hears("ann", 2.0)
+    assert host.order("ann") is None
+    host.says_score("ann", ScoreBeat(1, b"", why_not="other"))  # of another draw
+    assert not host.evaluated(), "bob is waited for"
+    host.hears("bob", 2.0)
+    [record] = host.evaluated()
+    assert record.loss == 2.0 and record.windows == WINDOWS and len(record.peers) == 2
+    assert record.perplexity == 7.38906 and record.bits_per_byte == 2.88539, (
+        "bytes are the tokens of this text"
+    )
+    assert not host.evaluated() and not host.mode.on_timer(), "once"
+
+
+def test_who_was_not_asked_is_not_heard() -> None:
+    host = Host("ann", "bob").after_rounds(2)
+    host.here["bob"].helps = True
+    host.mode.on_timer()
+    order = host.order("ann")
+    assert order is not None
+    host.says_score("bob", ScoreBeat(order.number, struct.pack("<16f", *[9.0] * 16), b"text"))
+    host.hears("ann", 2.0)
+    [record] = host.evaluated()
+    assert record.loss == 2.0 and record.peers == (host.here["ann"].peer,)
+    assert host.shown["text"] == "held-out loss 2.0000 nats a token (ann's word)"
+
+
+def test_windows_of_those_who_can_not_read_the_text_go_to_others() -> None:
+    host = Host(*"abcd").after_rounds(2)
+    host.mode.on_timer()
+    for name in "abc":
+        host.hears(name, nats=0.0, why_not="it cannot read the held-out text")
+    host.hears("d")
+    assert host.mode.on_timer(), "some windows were those of the three alone"
+    assert [name for name in "abcd" if host.order(name) is not None] == ["d"]
+    host.hears("d")
+    [record] = host.evaluated()
+    assert record.windows == WINDOWS and record.peers == (host.here["d"].peer,)
+
+
+def test_windows_of_who_goes_are_given_to_others_once() -> None:
+    host = Host("ann", "bob").after_rounds(2)
+    host.mode.on_timer()
+    host.here["cyd"] = host.enters("cyd")
+    host.says(host.here["cyd"])
+    host.loses(host.here["ann"])
+    host.loses(host.here["bob"])
+    assert host.mode.on_timer() and host.order("cyd") is not None
+    host.here["dan"] = host.enters("dan")
+    host.says(host.here["dan"])
+    host.loses(host.here["cyd"])
+    assert not host.evaluated() and host.order("dan") is None
+    assert not host.mode.on_timer(), "not again for this version"
+
+
+def test_nobody_can_compute_it_and_people_hear_why() -> None:
+    host = Host("ann").after_rounds(2)
+    host.mode.on_timer()
+    host.effects()
+    host.hears("ann", nats=0.0, why_not="its script computes none")
+    host.mode.on_timer()
+    assert host.notes() == ["version 2 is not evaluated: ann: its script computes none"]
+    assert not host.mode.on_timer(), "not again for this version"
+
+
+def test_the_next_version_ends_it_after_a_moment_with_what_is_there() -> None:
+    host = Host(*"abc").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("a")
+    host.after_rounds(1)
+    assert not host.evaluated(), "an answer may be on its way"
+    host.core.now += 2 * host.manifest.net.heartbeat_s
+    [record] = host.evaluated()
+    assert record.version == 2 and record.peers == (host.here["a"].peer,)
+
+
+def test_where_the_run_goes_back_it_is_void_and_so_is_what_came_later() -> None:
+    host = Host("ann").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann")
+    host.evaluated()
+    host.after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann", 1.5)
+    [record] = host.evaluated()
+    assert record.version == 4 and host.shown["curve"] == [[2, 2.0], [4, 1.5]]
+    host.core.write(RolledBack(versions=(3,), reason="lost"))
+    assert "version" not in host.shown and host.shown["curve"] == [[2, 2.0]]
+    host.after_rounds(1)
+    assert host.mode.on_timer(), "the new version 4 is another one"
+    order = host.order("ann")
+    assert order is not None and order.versions == (4,)
+    host.core.write(RolledBack(versions=(3,), reason="lost again"))
+    assert not host.mode.on_timer() and host.order("ann") is None and not host.evaluated()
+
+
+def test_a_complete_run_waits_for_the_loss_of_its_last_version_and_for_no_other() -> None:
+    host = Host("ann")
+    assert not host.mode.busy_with(0)
+    host.after_rounds(4)
+    host.mode.on_timer()
+    host.hears("ann")
+    host.evaluated()
+    assert not host.mode.busy_with(0)
+    host.after_rounds(1)
+    assert host.mode.busy_with(0), "also before it is asked for"
+    host.mode.on_timer()
+    assert host.mode.busy_with(0)
+    host.hears("ann")
+    host.evaluated()
+    assert not host.mode.busy_with(0)
+
+
+def test_a_coordinator_that_starts_again_knows_the_figures_and_asks_for_what_is_missing() -> None:
+    host = Host("ann").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann")
+    host.evaluated()
+    kept = host.replayed().parts["evaluation"]
+    assert kept.version == 2 and kept.curve.told() == [[2, 2.0]]
+
+
+def test_who_is_left_out_is_news() -> None:
+    host = Host(*"abc").after_rounds(2)
+    host.mode.on_timer()
+    host.effects()
+    host.hears("a")
+    host.hears("b")
+    host.hears("c", 3.0)
+    host.mode.on_timer()
+    [note] = host.notes()
+    assert note.startswith(
+        "what c says of version 2's held-out loss is left out: it is off in 100% of the windows"
+    )
+    assert host.shown["outvoted"] == {
+        "c": "it is off in 100% of the windows that two others computed as well"
+    }
+
+
+def test_its_metrics() -> None:
+    def told(host: Host) -> list[str]:
+        host.core.modes = (host.mode,)
+        counts = {"arrived": 0, "undelivered": 0, "counters": Counters().as_dict()}
+        text = run_metrics(host.core, host.drivers, counts, 0.0).decode()
+        return [line for line in text.splitlines() if line.startswith("farflung_held_out")]
+
+    host = Host("ann").after_rounds(2)
+    assert not told(host), "nothing is known yet"
+    host.mode.on_timer()
+    host.hears("ann")
+    host.evaluated()
+    assert [line.removeprefix("farflung_held_out_") for line in told(host)] == [
+        "version 2", "loss 2.0", "bits_per_byte 2.88539", "outvoted 0",
+    ]  # fmt: skip

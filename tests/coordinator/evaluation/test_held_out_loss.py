@@ -1,0 +1,117 @@
+"""What several members' losses of the same windows make: the median, and who is left out."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+
+from farflung.coordinator.evaluation.evaluation import COPIES, dealt, figures_of, losses_of
+from farflung.coordinator.evaluation.held_out_loss import MemberLosses, judged
+from farflung.coordinator.modes.registry import Dice
+from farflung.protocol.digests import bits
+from farflung.protocol.limits import NATS_MOST
+
+TRUE = {window: 3.0 + 0.1 * window for window in range(16)}
+MEAN = sum(TRUE.values()) / len(TRUE)
+
+
+def dice_of(seed: int) -> Dice:
+    return Dice(random.Random(seed).randbytes)
+
+
+def said(windows: object = range(16), off: float = 0.0, data: bytes = b"text") -> MemberLosses:
+    return MemberLosses(data, {window: TRUE[window] + off for window in windows})  # type: ignore[attr-defined]
+
+
+def test_nobody_has_said_anything() -> None:
+    assert judged({}) is None
+    assert judged({"ann": MemberLosses()}) is None
+
+
+def test_one_is_believed_and_named_alone() -> None:
+    found = judged({"ann": said()})
+    assert found is not None and found.loss == pytest.approx(MEAN) and found.peers == ("ann",)
+
+
+def test_small_differences_of_arithmetic_are_no_lies() -> None:
+    found = judged({"ann": said(), "bob": said(off=0.002), "cyd": said(off=-0.001)})
+    assert found is not None and not found.outvoted and found.loss == pytest.approx(MEAN, abs=1e-3)
+
+
+@pytest.mark.parametrize("off", [-2.9, -0.5, 0.5, 5000.0])
+def test_one_of_three_that_is_far_off_is_left_out_and_does_not_move_the_figure(off: float) -> None:
+    found = judged({"ann": said(), "bob": said(), "liar": said(off=off)})
+    assert found is not None and found.loss == pytest.approx(MEAN)
+    assert list(found.outvoted) == ["liar"] and found.peers == ("ann", "bob") and "liar" not in found.means
+
+
+def test_two_that_contradict_each_other_make_no_figure_and_both_are_told() -> None:
+    found = judged({"ann": said(), "bob": said(off=1.0)})
+    assert found is not None and found.loss is None and not found.outvoted
+    assert found.means == {"ann": pytest.approx(MEAN), "bob": pytest.approx(MEAN + 1.0)}
+
+
+def test_a_few_windows_that_are_in_doubt_do_not_take_the_figure_away() -> None:
+    odd = MemberLosses(b"text", {**said().nats, 3: 9.0})
+    found = judged({"ann": said(), "bob": odd})
+    assert found is not None and found.loss is not None
+
+
+def test_another_text_is_left_out_by_the_many_and_contested_by_one_of_two() -> None:
+    found = judged({"ann": said(), "bob": said(), "cyd": said(off=0.5, data=b"other")})
+    assert found is not None and list(found.outvoted) == ["cyd"] and found.loss == pytest.approx(MEAN)
+    two = judged({"ann": said(), "cyd": said(data=b"other")})
+    assert two is not None and two.loss is None, "they have not computed the same"
+
+
+def test_liars_in_league_below_a_third_are_left_out_wherever_the_dice_put_them() -> None:
+    """Who shares its windows with two of them is not taken for a liar."""
+    for seed in range(200):
+        dice = dice_of(seed)
+        peers = [f"p{number}" for number in range(8)]
+        shares = dealt(peers, range(256), dice)
+        answers = {
+            peer: MemberLosses(b"", {w: 3.0 * (1.5 if peer in ("p6", "p7") else 1.0) for w in bits(mask)})
+            for peer, mask in shares.items()
+        }
+        found = judged(answers)
+        assert (
+            found is not None and set(found.outvoted) == {"p6", "p7"} and found.loss == pytest.approx(3.0)
+        ), seed
+
+
+# ---- who computes what ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 100, 2000])
+def test_each_window_goes_to_three_and_all_have_about_as_many(count: int) -> None:
+    peers = [f"p{number}" for number in range(count)]
+    shares = dealt(peers, range(256), dice_of(1))
+    for window in range(256):
+        assert sum(mask >> window & 1 for mask in shares.values()) == min(COPIES, count)
+    sizes = [shares.get(peer, 0).bit_count() for peer in peers]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_same_peers_do_not_always_meet() -> None:
+    one, other = (dealt([*"abcdef"], range(64), dice_of(seed)) for seed in (1, 2))
+    assert one != other
+
+
+def test_of_what_comes_only_so_many_finite_losses_are_taken() -> None:
+    def packed(*values: float) -> bytes:
+        return struct.pack(f"<{len(values)}f", *values)
+
+    assert losses_of(packed(1.0, 2.0), 2) == (1.0, 2.0)
+    assert losses_of(packed(1.0), 2) is None and losses_of(packed(1.0) + b"x", 1) is None
+    for odd in (float("nan"), float("inf"), -0.5, 2 * NATS_MOST):
+        assert losses_of(packed(1.0, odd), 2) is None, odd
+
+
+def test_what_follows_from_a_loss() -> None:
+    assert figures_of(2.0, 4.0) == {"loss": 2.0, "perplexity": 7.38906, "bits_per_byte": 0.72135}
+    assert figures_of(2.0, 0.0)["bits_per_byte"] is None
+    assert figures_of(5000.0, 1.0)["perplexity"] is None
+    assert set(figures_of(None, 1.0).values()) == {None}

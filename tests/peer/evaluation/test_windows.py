@@ -1,0 +1,141 @@
+"""The text that is held out: which rows are computed, from where they are read, and what can't be read stops nobody."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from farflung.peer.builtin.corpus import load_corpus
+from farflung.peer.builtin.llama import Llama
+from farflung.peer.evaluation.windows import NOT_FINITE, UNREADABLE, HeldOutText, made
+from farflung.peer.local.words import Score, Scored
+from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.manifest import Manifest
+
+ROW = 9  # tokens
+
+
+def manifest(**of_eval: object) -> Manifest:
+    rules = {"source": "https://127.0.0.1:9/none.bin", "windows": 16, **of_eval}
+    data = (
+        {"source": "https://127.0.0.1:9/train.bin", "length": ROW, "batch": 4}
+        if rules["source"] != "python-stdlib"
+        else {}
+    )
+    return Manifest.model_validate({"data": data, "eval": rules, "round": {"sync_every": 1000}})
+
+
+def ask(text: HeldOutText, *windows: int) -> Scored:
+    return text.answer(Score(number=3, versions=(1,), windows=mask_to_bytes(mask_of(windows))))
+
+
+def nats(said: Scored) -> list[float]:
+    assert said.number == 3 and not said.why_not, said
+    return [float(each) for each in np.frombuffer(said.nats, "<f4")]
+
+
+class Rows:
+    """Losses that name the rows that they were computed of; and how many came at once."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        self.sizes.append(len(rows))
+        return rows[:, 0].float()
+
+
+def folder(tmp_path: Path, rows: int) -> Path:
+    """Beside what is trained on: row n begins with token n."""
+    tokens = np.zeros((rows, ROW), np.uint16)
+    tokens[:, 0] = np.arange(rows)
+    (tmp_path / "held_out").mkdir()
+    tokens.tofile(tmp_path / "held_out" / "held_out.bin")
+    np.zeros((50, ROW), np.uint16).tofile(tmp_path / "train-00000.bin")
+    return tmp_path
+
+
+def test_windows_lie_at_even_distances_and_come_a_batch_at_a_time(tmp_path: Path) -> None:
+    losses = Rows()
+    text = HeldOutText(manifest(), str(folder(tmp_path, 151)), losses)
+    assert nats(ask(text, *range(16))) == [10.0 * window for window in range(16)]
+    assert losses.sizes == [4, 4, 4, 4]
+    assert nats(ask(text, 15, 2, 7)) == [20.0, 70.0, 150.0], "in their order"
+
+
+def test_equal_texts_have_equal_fingerprints_and_others_have_others(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    data = [
+        ask(HeldOutText(manifest(), str(folder(tmp_path / n, r)), Rows()), 1).data
+        for n, r in (("a", 40), ("b", 40), ("c", 41))
+    ]
+    assert data[0] == data[1] != data[2] and len(data[0]) == 32
+
+
+def test_the_text_that_every_peer_has_is_what_it_holds_out() -> None:
+    seen: list[Tensor] = []
+
+    def losses(rows: Tensor) -> Tensor:
+        seen.append(rows)
+        return rows.float().mean(1)
+
+    found = manifest(source="python-stdlib")
+    assert len(nats(ask(HeldOutText(found, "", losses), 0, 15))) == 2
+    assert torch.equal(seen[0][0], load_corpus().held_out[: found.model.context + 1].long())
+
+
+def test_too_few_rows_are_told_to_everybody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = ask(HeldOutText(manifest(), str(folder(tmp_path, 15)), Rows()), 0)
+    assert said.why_not == "[eval] source has 15 rows, fewer than windows (16)" and not said.nats
+    assert "nothing is evaluated here" in caplog.text
+
+
+def test_what_lies_on_this_machine_is_told_to_its_owner_alone_and_read_once_it_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    held_out = folder(tmp_path, 20) / "held_out" / "held_out.bin"
+    raw = held_out.read_bytes()
+    held_out.write_bytes(raw[:-1])
+    text = HeldOutText(manifest(), str(tmp_path), Rows())
+    assert ask(text, 0).why_not == UNREADABLE and str(tmp_path) not in UNREADABLE
+    assert "held_out.bin" in caplog.text
+    held_out.write_bytes(raw)
+    assert nats(ask(text, 0)) == [0.0]
+
+
+def test_tokens_that_the_model_has_not_are_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = ask(HeldOutText(manifest(), str(folder(tmp_path, 400)), Rows()), 15)
+    assert said.why_not == UNREADABLE
+    assert "[eval] source: row 399 has token 399, and [model] vocab is 256" in caplog.text
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0])
+def test_a_loss_that_is_no_number_is_no_answer(odd: float, tmp_path: Path) -> None:
+    text = HeldOutText(manifest(), str(folder(tmp_path, 20)), lambda rows: torch.full((len(rows),), odd))
+    assert ask(text, 0, 1).why_not == NOT_FINITE
+
+
+def test_bits_beyond_the_windows_are_not_computed(tmp_path: Path) -> None:
+    assert len(nats(ask(HeldOutText(manifest(), str(folder(tmp_path, 20)), Rows()), 3, 90))) == 1
+
+
+def test_without_eval_there_is_nothing_to_compute() -> None:
+    assert made(Manifest(), "", Rows()) is None
+
+
+def test_the_losses_of_rows_are_those_of_the_built_in_model_one_by_one() -> None:
+    found = Manifest()
+    model = Llama(found.model, 1)
+    rows = torch.randint(256, (3, found.model.context + 1), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.allclose(
+            model.losses(rows), torch.stack([model.loss(row[None]) for row in rows]), atol=1e-6
+        )
+        assert model.losses(rows).mean().item() == pytest.approx(model.loss(rows).item(), abs=1e-6)
