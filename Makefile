@@ -56,7 +56,7 @@ LOOPS := transformers accelerate lightning peft trl wandb mlflow-skinny
 LEAN := bitsandbytes galore-torch apollo-torch adam-mini pytorch-optimizer
 
 adapters: $(STAMP) ## the tests that need transformers, accelerate, lightning, peft, trl, a model hub, wandb or mlflow; NOT RUN where these can't be had (minutes)
-	$(call in_a_layer,adapters,$(LOOPS),-k "adapters or hf or prepare or llama or transformers or mlflow_reads or biases_offline" tests/peer/adapters tests/peer/builtin tests/peer/pipeline tests/real/test_adapters.py tests/console/test_tracking.py tests/console/test_data_commands.py)
+	$(call in_a_layer,adapters,$(LOOPS),-k "adapters or hf or prepare or llama or transformers or mlflow_reads or biases_offline" tests/peer/adapters tests/peer/builtin tests/peer/pipeline tests/real/test_adapters.py tests/console/test_tracking.py tests/console/test_data_commands.py tests/console/test_generate.py)
 
 optimizers: $(STAMP) ## the tests of inner optimizers from packages of their own; NOT RUN where these can't be had (a minute or two)
 	$(call in_a_layer,optimizers,$(LEAN),tests/optim/test_packaged.py tests/real/test_optimizers.py)

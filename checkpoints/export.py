@@ -44,6 +44,11 @@ def tensors_of(model: ModelSchema, chunks: Iterable[tuple[int, bytes]]) -> Expor
         flat[chunk * size : (chunk + 1) * size] = torch.frombuffer(
             bytearray(raw[: VALUE_BYTES * size]), dtype=torch.float32
         )
+    return tensors_in(model, flat)
+
+
+def tensors_in(model: ModelSchema, flat: Tensor) -> Exported:
+    """Copies of what lies in the vector of all chunks."""
     tensors: dict[str, Tensor] = {}
     for spec, at in model.places():
         tensors[spec.name] = _values_of(spec, flat, at)

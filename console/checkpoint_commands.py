@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farflung.checkpoints.checkpoint_manifest import JoinedStages
     from farflung.checkpoints.export import Exported
     from farflung.checkpoints.store import Store
-    from farflung.protocol.manifest import ModelSection
+    from farflung.protocol.manifest import Manifest
 
 LARGE_BYTES = 200_000_000
 _NOT_OF_RUN = "--hf run: run {} trained the model of a script: name that model's folder, or its name on a hub"
@@ -213,14 +213,8 @@ def write_for_transformers(
     names = [*exported.tensors, *exported.frozen]
     in_parts = all(name.partition(".")[0].isdecimal() for name in names)
     if hf == OF_RUN:
-        model = _model_of_run(found)
-        # Of a model in stages a part's number stands before the name; behind it are transformers' own names.
-        bare = {name: name.partition(".")[2] if in_parts else name for name in exported.tensors}
-        tensors = {bare[name]: each for name, each in exported.tensors.items()}
-        shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-        if shapes != tensors_of(model) or len(tensors) < len(bare) or exported.frozen:
-            raise UserError(_NOT_OF_RUN.format(found.manifest.run))
-        write_run_folder(tensors, hf_config(model), folder, _shard_bytes(max_shard_size))
+        terms, tensors = of_run(found, exported, _NOT_OF_RUN)
+        write_run_folder(tensors, hf_config(terms.model), folder, _shard_bytes(max_shard_size))
         return
     base = base_folder(hf, with_weights=bool(exported.frozen))
     named: dict[str, str] = {}
@@ -238,12 +232,19 @@ def _shard_bytes(text: str) -> int:
         raise UserError(f"--max-shard-size: {error}") from None
 
 
-def _model_of_run(found: JoinedStages) -> ModelSection:
-    """UserError where its run was one of a script."""
+def of_run(found: JoinedStages, exported: Exported, if_not: str) -> tuple[Manifest, dict[str, Any]]:
+    """What the run says of its model, and the tensors under transformers' names.  UserError, `if_not` with the run's
+    name, where its run was one of a script."""
     terms = found.manifest.run_terms
-    if terms is None or not terms.model.kind:
-        raise UserError(_NOT_OF_RUN.format(found.manifest.run))
-    return terms.model
+    # Of a model in stages a part's number stands before the name; behind it are transformers' own names.
+    in_parts = all(name.partition(".")[0].isdecimal() for name in [*exported.tensors, *exported.frozen])
+    bare = {name: name.partition(".")[2] if in_parts else name for name in exported.tensors}
+    tensors = {bare[name]: each for name, each in exported.tensors.items()}
+    shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+    is_whole = len(tensors) == len(bare) and not exported.frozen
+    if terms is None or not terms.model.kind or not is_whole or shapes != tensors_of(terms.model):
+        raise UserError(if_not.format(found.manifest.run))
+    return terms, tensors
 
 
 def _head_of(found: JoinedStages, provenance: Path | None) -> dict[str, str]:

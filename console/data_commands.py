@@ -74,9 +74,9 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
             raise UserError(f"{path}: expected {', '.join(ENDINGS)}")
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
-    made = _tokenizer(tokenizer)
+    made = tokenizer_at(tokenizer)
     names = (end,) if end else ENDS
-    of_end = next((found for name in names if (found := made.token_to_id(name)) is not None), None)
+    of_end = next(iter(ids_of(made, names)), None)
     if of_end is None:
         raise UserError(
             f"{tokenizer}: no token {' or '.join(names)}; name with --end the one that ends a document"
@@ -93,11 +93,17 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
     ]
 
 
-def _tokenizer(path: Path) -> Any:
+def ids_of(tokenizer: Any, names: Sequence[str] = ENDS) -> list[int]:
+    """Of those of these tokens that it has."""
+    return [found for name in names if (found := tokenizer.token_to_id(name)) is not None]
+
+
+def tokenizer_at(path: Path) -> Any:
+    """UserError where it can't be read."""
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError:
-        raise UserError("data prepare needs tokenizers: pip install 'farflung[tokens]'") from None
+        raise UserError(f"{path}: reading it needs tokenizers: pip install 'farflung[tokens]'") from None
     try:
         made = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the outermost call of tokenizers, which raises nothing narrower
@@ -136,11 +142,16 @@ def _told(out: Path, recipe: ShardRecipe, written: Written) -> list[str]:
     return [
         f"# {out}: {written.tokens:,} tokens in {shards}, {written.held_out:,} held out; "
         f"{written.bytes_per_token:.3f} bytes a token",
-        f"# tokenizer {recipe.tokenizer}; documents end with token {recipe.end}",
+        f"# documents end with token {recipe.end}",
         "[model]",
         f"vocab = {recipe.vocab}",
         "",
         "[data]",
         'source = "https://HOST/PATH/train-*.bin"   # where you put the shards',
         f'dtype = "{recipe.dtype}"',
+        f'tokenizer = "{recipe.tokenizer}"',
+        "",
+        "[eval]",
+        'source = "https://HOST/PATH/held_out/held_out.bin"',
+        f"bytes_per_token = {written.bytes_per_token:.3f}",
     ]

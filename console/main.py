@@ -23,6 +23,7 @@ from farflung.console.bench_command import app as bench_app
 from farflung.console.checkpoint_commands import app as checkpoint_app
 from farflung.console.checkpoint_commands import start_of
 from farflung.console.data_commands import app as data_app
+from farflung.console.generate_command import app as generate_app
 from farflung.console.operator_commands import app as operator_app
 from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
@@ -58,6 +59,7 @@ app.add_typer(checkpoint_app, name="checkpoint", rich_help_panel="Afterwards")
 app.add_typer(data_app, name="data", rich_help_panel="Host a run")
 app.add_typer(operator_app)
 app.add_typer(publish_app)
+app.add_typer(generate_app)
 app.add_typer(phonebook_app)
 
 Given = Mapping[str, object]  # by the names of the settings; None or False where nothing was said

@@ -82,6 +82,7 @@ dtype = "uint16"          # of .bin files: uint8, uint16, int16, uint32, int32, 
 column = "input_ids"      # of parquet files
 batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
 lease_samples = 256       # samples handed to a peer at a time, at least; large data sets: what lasts ten minutes
+tokenizer = ""            # token shards: hash of the tokenizer.json behind them, as data prepare prints it
 
 [eval]                    # the loss on text that nobody learns from, of versions that all peers have alike
 source = ""               # "python-stdlib", which holds some of its files out, or shards as in [data]; "": none

@@ -169,6 +169,11 @@ class DataSection(Section):
     ] = "input_ids"
     batch: Annotated[int, Field(ge=1, le=65536)] = 8
     lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
+    # Of the tokenizer.json that the shards were made with: whoever reads or writes text knows the right one by it.
+    tokenizer: Annotated[
+        str,
+        Field(pattern="^([0-9a-f]{64})?$", description="64 hexadecimal digits, as data prepare prints them"),
+    ] = ""
 
 
 class EvalSection(Section):
@@ -654,6 +659,8 @@ def _stage_checks(m: Manifest) -> list[str]:
 def _token_problems(m: Manifest) -> list[str]:
     """Shards that cannot hold the model's tokens, and text that has others."""
     vocab, dtype = m.model.vocab, m.data.dtype
+    if m.data.source == "python-stdlib" and m.data.tokenizer:
+        return ['[data] tokenizer: expected "" with source = "python-stdlib", whose tokens are bytes']
     if m.data.source == "python-stdlib":
         return [] if vocab >= 256 else [f"[model] vocab: expected at least 256 for bytes, found {vocab}"]
     places = (m.data.source,) if isinstance(m.data.source, str) else m.data.source

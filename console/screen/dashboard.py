@@ -27,6 +27,7 @@ from farflung.console.screen.text import (
     count,
     cut,
     fraction,
+    held_out_words,
     known,
     loss_of,
     number,
@@ -371,7 +372,7 @@ def _header(status: Record, width: int) -> list[Text]:
         f"  {phase}  {alive} alive, {part} take part{_useful(status)}  ",
         parity(status),
     )
-    begin = f"loss {loss_of(status)}{_held_out(status)} "
+    begin = f"loss {loss_of(status)}{held_out_words(status)} "
     rest = (
         f"  {si(number(status, 'tokens'))} tokens, {si(number(status, 'tokens_per_s'))}/s  "
         f"{duration(number(status, 'elapsed_s'))} gone"
@@ -384,15 +385,6 @@ def _header(status: Record, width: int) -> list[Text]:
     third = Text.assemble(begin, (sparkline(losses[-cells:]) if cells > 0 else "", "cyan"), rest)
     first = Text.assemble((f"{verdict.mark} {verdict.word}", verdict.style), f"  {verdict.text}")
     return [first, second, third]
-
-
-def _held_out(status: Record) -> str:
-    """Of text that nobody learns from, at the newest version of which that is known."""
-    told = status.get("held_out")
-    if not isinstance(told, dict) or "version" not in told:
-        return ""
-    loss = "contested" if known(told, "loss") is None else loss_of(told)
-    return f", held out {loss} at {count(told, 'version')}"
 
 
 def _useful(status: Record) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
-from farflung.console.screen.text import Record, clean, count, known, loss_of, number, records
+from farflung.console.screen.text import Record, clean, count, held_out_words, known, loss_of, number, records
 from farflung.protocol.caps import duration, si
 from farflung.protocol.states import ARRIVING, PeerState, RunPhase
 
@@ -115,8 +115,9 @@ def plain_line(status: Record) -> str:
     part = sum(takes_part(member) for member in members)
     verdict = health(status)
     return (
-        f"version {progress(status)}  loss {loss_of(status)}  {alive} alive {part} participating  "
-        f"tokens {si(number(status, 'tokens'))}  {parity(status)[0]}  {verdict.word}: {verdict.text}"
+        f"version {progress(status)}  loss {loss_of(status)}{held_out_words(status)}  "
+        f"{alive} alive {part} participating  tokens {si(number(status, 'tokens'))}  {parity(status)[0]}  "
+        f"{verdict.word}: {verdict.text}"
         f"{_data(status) or (f'  {told}' if (told := batch_words(status)) else '')}"
     )
 

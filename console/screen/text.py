@@ -64,6 +64,15 @@ def loss_of(record: Record) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) < 99 else si(value)
 
 
+def held_out_words(status: Record) -> str:
+    """Behind a loss: that of text that nobody learns from, at the newest version of which that is known."""
+    told = status.get("held_out")
+    if not isinstance(told, dict) or "version" not in told:
+        return ""
+    loss = "contested" if known(told, "loss") is None else loss_of(told)
+    return f", held out {loss} at {count(told, 'version')}"
+
+
 # ---- pictures --------------------------------------------------------------------------------------------
 
 

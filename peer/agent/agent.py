@@ -41,7 +41,7 @@ from farflung.peer.line.control import BeatClock, ControlLink
 from farflung.peer.line.data_line import DataLine, Expected
 from farflung.peer.line.reachability import Offering, Reaching
 from farflung.peer.local.channel import ChannelGreeting, LocalServer
-from farflung.peer.local.folder import remove_folder
+from farflung.peer.local.folder import remove_folder, write_about
 from farflung.peer.local.memory import SharedState, let_go_of_text, unmap_pages
 from farflung.peer.local.words import (
     Attach,
@@ -49,10 +49,12 @@ from farflung.peer.local.words import (
     FromTrainer,
     Frozen,
     LoadState,
+    PeerHere,
     Provide,
     Provided,
     Stop,
     WorkDone,
+    to_bytes,
 )
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import me_of
@@ -325,6 +327,12 @@ class Agent:
             vitals.step, vitals.tokens, vitals.loss = self._hands.shared.read_progress()
             self._look_at_trainer(now, vitals.step)
         part = member.part
+        if (
+            self._hands is not None
+            and part is not None
+            and all(each.held.whole for each in part.replicas.values())
+        ):
+            self._hands.shared.write_version(min(each.held.version for each in part.replicas.values()))
         expected = (
             Expected(part.others_in_round, part.owing_in_round, part.expects_bytes) if part else Expected()
         )
@@ -428,6 +436,12 @@ class Agent:
         count = sum(fragment.count for fragment in attached.held)
         elements = count * attached.model.chunk_elements
         shared = SharedState.create(self._options.folder, elements, attached.form.names)
+        if not attached.stages:
+            url, manifest = self._options.url, attached.known.manifest.canonical()
+            here = PeerHere(
+                run=url.run, key=url.key, manifest=manifest, model=attached.model, shared=shared.as_message()
+            )
+            write_about(self._options.folder, to_bytes(here))
         self._hands = hands = IoWorkers.of(attached, shared, self._machine.member, self._tools)
         self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)

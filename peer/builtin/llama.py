@@ -11,7 +11,7 @@ Letters in shape comments: B batch, T tokens in a row, C width, H heads, K heads
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -50,6 +50,22 @@ class Norm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, weight.to(x.dtype), self.eps)
 
 
+class Past:
+    """Of one row of ids: what those so far gave each layer, for the next ones to attend to."""
+
+    def __init__(self, sizes: ModelSection, count: int, device: torch.device) -> None:
+        """`count`: so many ids it has room for."""
+        shape = (sizes.layers, 2, 1, sizes.kv_heads, count, sizes.head_dim)
+        self.count, self._kept = 0, torch.empty(shape, device=device)
+
+    def attend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all ids so far [1, K, count + T, D], with these of the next T."""
+        stop = self.count + k.shape[2]
+        kept = self._kept[layer, :, :, :, :stop]
+        kept[0, :, :, self.count :], kept[1, :, :, self.count :] = k, v
+        return kept[0], kept[1]
+
+
 class Attention(nn.Module):
     def __init__(self, sizes: ModelSection) -> None:
         super().__init__()
@@ -62,11 +78,16 @@ class Attention(nn.Module):
         self.q_norm = Norm(sizes.head_dim, sizes.norm_eps) if sizes.qk_norm else nn.Identity()
         self.k_norm = Norm(sizes.head_dim, sizes.norm_eps) if sizes.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: Tensor, past: Past | None = None, layer: int = 0) -> Tensor:
+        """`past`: of a row that is made id by id; all of it so far at first, and then one id at a time."""
         q = turned(self.q_norm(self._heads(self.q_proj(x))), turns)  # [B, H, T, D]
         k = turned(self.k_norm(self._heads(self.k_proj(x))), turns)  # [B, K, T, D]
         v = self._heads(self.v_proj(x))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.is_grouped)
+        if past is not None:
+            assert past.count == 0 or x.shape[1] == 1
+            k, v = past.attend(layer, k, v)
+        is_causal = past is None or past.count == 0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=self.is_grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -93,8 +114,8 @@ class Layer(nn.Module):
         self.input_layernorm = Norm(sizes.width, sizes.norm_eps)
         self.post_attention_layernorm = Norm(sizes.width, sizes.norm_eps)
 
-    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turns)
+    def forward(self, x: Tensor, turns: Tensor, past: Past | None = None, layer: int = 0) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turns, past, layer)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -139,14 +160,22 @@ class Llama(nn.Module):
         x = self.hidden(x)
         return self.lm_head(x) if self.has_head else x
 
-    def hidden(self, x: Tensor) -> Tensor:
+    def hidden(self, x: Tensor, past: Past | None = None) -> Tensor:
         """Before the head."""
         if 0 in self.parts:
             x = self.model.embed_tokens(x)
-        turns = rotation(self.sizes, x.shape[1], x.device)
-        for layer in self.model.layers.values():
-            x = layer(x, turns)
+        before = past.count if past is not None else 0
+        turns = rotation(self.sizes, before + x.shape[1], x.device)[:, before:]
+        for number, layer in self.model.layers.items():
+            x = layer(x, turns) if past is None else layer(x, turns, past, int(number))
+        if past is not None:
+            past.count += x.shape[1]
         return self.model.norm(x) if self.has_head else x
+
+    def next_logits(self, ids: Tensor, past: Past) -> Tensor:
+        """Of the id after the last of these [V], in fp32.  ids [1, T]: those that are not in `past` yet."""
+        logits: Tensor = self.lm_head(self.hidden(ids, past)[0, -1])
+        return logits.float()
 
     def loss(self, window: Tensor) -> Tensor:
         """window [B, T + 1] int64: each token is to predict the one after it.  Mean nats a token, in fp32."""
@@ -226,6 +255,33 @@ def parts_of(sizes: ModelSection, seed: int) -> list[Callable[[], nn.Module]]:
 def next_token_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
     """Of what the last part gives."""
     return F.cross_entropy(logits.float().flatten(0, 1), riders["labels"].flatten())
+
+
+# ---- text --------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def continued(
+    model: Llama, ids: list[int], most: int, temperature: float, seed: int, ends: frozenset[int] = frozenset()
+) -> Iterator[int]:
+    """At most so many ids that come after these, one by one, until one that ends a document.  0: the likeliest ones.
+
+    Drawn on the CPU: one seed makes one text, as far as devices compute the same.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    past = Past(model.sizes, len(ids) + most, device)
+    news = torch.tensor([ids], device=device)
+    for _ in range(most):
+        logits = model.next_logits(news, past).cpu()
+        if temperature:
+            drawn = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+        else:
+            drawn = logits.argmax(keepdim=True)
+        if int(drawn) in ends:
+            return
+        yield int(drawn)
+        news = drawn[None].to(device)
 
 
 # ---- held-out loss -----------------------------------------------------------------------------------------

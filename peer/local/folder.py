@@ -3,7 +3,8 @@
 Made by `farflung join` or by a training script before either of its processes has loaded torch: this module must not
 load it.  The channel in it is channel.py's, the memory memory.py's.
 
-    FOLDER/lock   flock, held as long as the process that made the folder lives
+    FOLDER/lock    flock, held as long as the process that made the folder lives
+    FOLDER/about   where the run's state lies, for commands of the same user
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from farflung.protocol.errors import UserError
 from farflung.protocol.process import own_files
 
 _PREFIX = "farflung-"
+_ABOUT = "about"
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 1 << 30  # wanted when the model is not known yet; containers often get only 64 MB of /dev/shm
 
@@ -98,6 +100,21 @@ def sweep_stale() -> list[Path]:
                 remove_folder(folder)
                 removed.append(folder)
     return removed
+
+
+def write_about(folder: Path, about: bytes) -> None:
+    with open(folder / _ABOUT, "wb", opener=own_files.opened) as file:
+        file.write(about)
+
+
+def abouts() -> Iterator[bytes]:
+    """Of this user's peers that run on this machine."""
+    for home in {_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in sorted(home.glob(f"{_PREFIX}*-*")):
+            with contextlib.suppress(OSError):  # it has told nothing yet, or was removed just now
+                mine = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+                if mine and not is_abandoned(folder):
+                    yield (folder / _ABOUT).read_bytes()
 
 
 def free_bytes(path: Path) -> int:

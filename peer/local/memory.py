@@ -38,6 +38,7 @@ Copied = TypeVar("Copied")
 _MARGIN_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 FAR = -1  # changes of an anchor that lies on another node, which a rank sees by the eyes of its partner
+NOTHING_HELD = -1
 LOOK_AGAIN_S = 0.01  # while the anchor changes
 
 
@@ -59,6 +60,7 @@ class SharedState:
         # Odd: the anchor is just changing.
         self._changes = np.memmap(message.progress, np.int64, "r+", 24, (1,))
         self._gradient = np.memmap(message.progress, np.float64, "r+", 32, (1,))
+        self._version = np.memmap(message.progress, np.int64, "r+", 40, (1,))
 
     @classmethod
     def create(
@@ -93,6 +95,7 @@ class SharedState:
         state = cls(message)
         state.write_progress(0, 0, None)
         state.write_gradient_norm(None)
+        state.write_version(NOTHING_HELD)
         return state
 
     @classmethod
@@ -129,6 +132,13 @@ class SharedState:
     def read_gradient_norm(self) -> float | None:
         norm = float(self._gradient[0])
         return norm if math.isfinite(norm) else None
+
+    def write_version(self, version: int) -> None:
+        """That the anchor holds, of the least advanced fragment, a moment ago: for people."""
+        self._version[0] = version
+
+    def read_version(self) -> int:
+        return int(self._version[0])
 
     def mark_torn(self, torn: bool) -> None:
         """The agent's word, before the anchor changes and when it is one version again."""

@@ -289,12 +289,25 @@ ToTrainer = (
     | Stop
 )
 
+# ---- to commands of the same user
+
+
+class PeerHere(_Local, frozen=True, kw_only=True, tag="here"):
+    """A peer that runs on this machine, and where the run's state lies."""
+
+    run: str
+    key: bytes  # the coordinator's
+    manifest: bytes
+    model: ModelSchema
+    shared: Shared
+
+
 _encoder = msgspec.msgpack.Encoder()
 _from_trainer: msgspec.msgpack.Decoder[FromTrainer] = msgspec.msgpack.Decoder(FromTrainer)
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
 
 
-def to_bytes(message: FromTrainer | ToTrainer) -> bytes:
+def to_bytes(message: FromTrainer | ToTrainer | PeerHere) -> bytes:
     return _encoder.encode(message)
 
 
@@ -304,3 +317,7 @@ def from_trainer(raw: bytes) -> FromTrainer:
 
 def to_trainer(raw: bytes) -> ToTrainer:
     return _to_trainer.decode(raw)
+
+
+def peer_here(raw: bytes) -> PeerHere:
+    return msgspec.msgpack.decode(raw, type=PeerHere)

@@ -371,6 +371,7 @@ ROOMS: dict[str, Room] = {
             "peer/builtin",
             "peer/data",
             "peer/line",
+            "peer/local",
             "checkpoints",
             *PROTOCOL,
         )

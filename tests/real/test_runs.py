@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from farflung.console.history.audit import audit
 from farflung.console.history.history import read_folder
+from farflung.console.main import app
 from farflung.peer.builtin.corpus import held_out_bytes
 from farflung.peer.builtin.llama import Llama
 from farflung.protocol.manifest import Manifest
@@ -101,6 +103,9 @@ def test_P10_ctrl_c_leaves_cleanly(stage: Any) -> None:
     assert stage.wait("bob") == 0
     alone = stage.until(lambda s: len(alive(s)) == 1, "bob is gone")
     after = stage.until(trained(1, alone["version"] + 2), "ann goes on")
+    said = CliRunner().invoke(app, ["generate", stage.url, "def f(", "--tokens", "8"])
+    assert said.exit_code == 0 and said.stdout.startswith("def f("), said.output
+    assert "from the peer on this machine" in said.stderr
     assert [m["state"] for m in after["members"] if not m["alive"]] == ["left"]
     assert "left the run" in stage.log("bob") and "Traceback" not in stage.log("bob")
     data = after["leases"]

@@ -73,6 +73,7 @@ HOSTILE: dict[str, list[Any]] = {
     "data.column": TEXT,
     "data.batch": [65536, *NUMBERS],
     "data.lease_samples": [2**24, *NUMBERS],
+    "data.tokenizer": ["HASH", "0" * 64, "HOME/tokenizer.json", *TEXT],
     "eval.source": ["python-stdlib", *DATA, DATA[6:9], ["https://127.0.0.1:9/a.bin"] * 1025],
     "eval.every_rounds": ["auto", *NUMBERS, *TEXT],
     "eval.windows": [16, 1024, *NUMBERS],

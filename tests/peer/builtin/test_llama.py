@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
-from farflung.peer.builtin.llama import LOGIT_ROWS, Llama, evaluate, parts_of
+from farflung.peer.builtin.llama import LOGIT_ROWS, Llama, Past, continued, evaluate, parts_of
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import ModelSection
@@ -185,6 +185,41 @@ def test_evaluation_is_repeatable_and_leaves_the_model_as_it_was() -> None:
         evaluate(model, data[:16], windows=5)
 
 
+# ---- text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_id_by_id_it_computes_what_the_whole_row_does(name: str) -> None:
+    sizes = SHAPES[name]
+    model, ids = Llama(sizes, 3), rows(sizes, 1)[:, :-1]
+    with torch.no_grad():
+        whole = model(ids)[0]
+        past = Past(sizes, sizes.context, torch.device("cpu"))
+        found = [model.next_logits(ids[:, :5], past)]
+        found += [model.next_logits(ids[:, at : at + 1], past) for at in range(5, sizes.context)]
+    assert past.count == sizes.context
+    assert torch.allclose(torch.stack(found), whole[4:], atol=1e-5)
+
+
+def test_one_seed_makes_one_text_and_another_seed_another() -> None:
+    model = Llama(SMALL, 3)
+
+    def text(seed: int, temperature: float = 1.0) -> list[int]:
+        return list(continued(model, [1, 2, 3], 12, temperature, seed))
+
+    state = torch.random.get_rng_state()
+    assert text(1) == text(1) != text(2) and len(text(1)) == 12
+    assert text(1, temperature=0.0) == text(2, temperature=0.0) != text(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_text_ends_where_a_document_does() -> None:
+    model = Llama(SMALL, 3)
+    whole = list(continued(model, [1, 2, 3], 12, 1.0, 1))
+    end = whole[6]
+    assert list(continued(model, [1, 2, 3], 12, 1.0, 1, frozenset({end}))) == whole[: whole.index(end)]
+
+
 # ---- beside transformers (make adapters) -----------------------------------------------------------------------
 
 
@@ -226,3 +261,19 @@ def test_a_llama_folder_is_loaded_by_from_pretrained_with_no_name_missing_or_lef
     assert not told["missing_keys"] and not told["unexpected_keys"]
     values = ours.state_dict()
     assert all(torch.equal(each, values[name]) for name, each in again.state_dict().items())
+
+
+def test_greedy_text_is_that_of_transformers_own() -> None:
+    transformers = pytest.importorskip("transformers")
+    for sizes in SHAPES.values():
+        mine = Llama(sizes, 3)
+        with torch.no_grad():
+            for parameter in mine.parameters():
+                parameter.mul_(3.0)
+        theirs = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**hf_config(sizes))
+        )
+        theirs.load_state_dict(mine.state_dict())
+        ids = rows(sizes, 1)[:, :4]
+        made = theirs.eval().generate(ids, max_new_tokens=sizes.context - 4, do_sample=False)
+        assert list(continued(mine, ids[0].tolist(), sizes.context - 4, 0.0, 0)) == made[0, 4:].tolist()

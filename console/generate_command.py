@@ -1,0 +1,197 @@
+"""`farflung generate`: text that a run's model goes on with, so that people see what it learned.
+
+Added to the command line by console/main.py.  The weights come from a checkpoint, or from the memory of a peer of the
+run that is on this machine, which is only read.  The model may be a stranger's, so nothing that it writes moves the
+cursor of a terminal.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from farflung.console.checkpoint_commands import (
+    Run,
+    candidates,
+    look,
+    of_run,
+    read_model,
+    store_at,
+    tell,
+    tell_if_large,
+)
+from farflung.console.data_commands import ids_of, tokenizer_at
+from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.join_url import SCHEME, JoinUrl
+
+if TYPE_CHECKING:
+    from farflung.protocol.manifest import Manifest
+
+PATIENCE_S = 60.0  # for a version that is just arriving
+TOKENS = 100
+_OF_SCRIPT = "run '{}' trained the model of a script: farflung checkpoint export it, and load it there"
+_NOTHING = "TEXT: expected something to go on from"
+app = typer.Typer(help="Text from a run's model.")
+
+
+class Weights(NamedTuple):
+    terms: Manifest
+    tensors: dict[str, Any]
+    told: str  # whose they are
+
+
+@app.command(rich_help_panel="Afterwards")
+def generate(
+    place: Annotated[
+        str,
+        typer.Argument(
+            help="A folder or URL of checkpoints; or the join URL of a run with a peer on this machine."
+        ),
+    ],
+    text: Annotated[str, typer.Argument(help="What the model goes on from.")],
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = TOKENS,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest token; more: less likely ones.")
+    ] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Another one makes another text.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="The tokenizer.json of the run's tokens, if these are not bytes.")
+    ] = None,
+    run: Run = "",
+    version: Annotated[int | None, typer.Option(min=0, help="Of this version \\[the newest].")] = None,
+) -> None:
+    """Go on from a text with the newest version of a run's model."""
+    if place.startswith(SCHEME) and (run or version is not None):
+        raise UserError(
+            "--run and --version are of checkpoints; a join URL stands for what its peer holds now"
+        )
+    weights = (
+        _of_peer_here(JoinUrl.parse(place))
+        if place.startswith(SCHEME)
+        else _of_checkpoint(place, run, version)
+    )
+    words = _words(weights.terms, tokenizer)
+    ids, context = words.ids_of(text), weights.terms.model.context
+    if not ids:
+        raise UserError(_NOTHING)
+    if len(ids) >= context:
+        raise UserError(
+            f"TEXT: {len(ids)} tokens, and the model's context is {context}: give it a shorter text"
+        )
+    most = min(tokens, context - len(ids))
+    tell([f"{weights.told}, {most} tokens at most, seed {seed}"])
+    shown = ""
+    made: list[int] = []
+    for each in _continued(weights, ids, most, temperature, seed, words.ends):
+        made.append(each)
+        whole = words.text_of([*ids, *made])
+        if not whole.endswith("\N{REPLACEMENT CHARACTER}") and whole.startswith(shown):
+            _show(whole[len(shown) :])
+            shown = whole
+    _show(words.text_of([*ids, *made])[len(shown) :] + "\n")
+
+
+def _show(text: str) -> None:
+    print("".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C"), end="", flush=True)
+
+
+# ---- words -------------------------------------------------------------------------------------------------
+
+
+class Words(NamedTuple):
+    ids_of: Callable[[str], list[int]]
+    text_of: Callable[[Sequence[int]], str]
+    ends: frozenset[int]  # of a document
+
+
+def _words(terms: Manifest, tokenizer: Path | None) -> Words:
+    data, vocab = terms.data, terms.model.vocab
+    if tokenizer is None:
+        if vocab > 256 or data.tokenizer:
+            due = f", whose hash is {data.tokenizer}" if data.tokenizer else ""
+            raise UserError(
+                f"run '{terms.run.name}' learns tokens: name their tokenizer.json with --tokenizer{due}"
+            )
+        return Words(
+            lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), frozenset()
+        )
+    made = tokenizer_at(tokenizer)
+    _refuse_other(terms, tokenizer)
+    size = made.get_vocab_size(with_added_tokens=True)
+    if size > vocab:
+        raise UserError(f"{tokenizer}: {size} tokens, and the model of run '{terms.run.name}' has {vocab}")
+    return Words(
+        lambda text: list(made.encode(text, add_special_tokens=False).ids),
+        lambda ids: str(made.decode(list(ids), skip_special_tokens=True)),
+        frozenset(ids_of(made)),
+    )
+
+
+def _refuse_other(terms: Manifest, tokenizer: Path) -> None:
+    from blake3 import blake3
+
+    found, due = blake3(tokenizer.read_bytes()).hexdigest(), terms.data.tokenizer
+    if due and found != due:
+        raise UserError(
+            f"{tokenizer}: its hash is {found[:16]}..., and that of the run's tokenizer is {due[:16]}..."
+        )
+
+
+# ---- weights -----------------------------------------------------------------------------------------------
+
+
+def _of_checkpoint(place: str, run: str, version: int | None) -> Weights:
+    store = store_at(place)
+    for found in candidates(look(store, run), place, version):
+        tell_if_large(found)
+        try:
+            exported = read_model(store, found)
+        except CheckpointError as error:
+            tell([f"not used: {error}"])
+            continue
+        terms, tensors = of_run(found, exported, _OF_SCRIPT)
+        return Weights(terms, tensors, f"version {found.manifest.version} of {found.manifest.run}")
+    raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+
+
+def _of_peer_here(url: JoinUrl) -> Weights:
+    from farflung.checkpoints.export import tensors_in
+    from farflung.peer.local.folder import abouts
+    from farflung.peer.local.memory import NOTHING_HELD, SharedState
+    from farflung.peer.local.words import peer_here
+    from farflung.protocol.manifest import Manifest
+
+    here = [each for each in map(peer_here, abouts()) if (each.run, each.key) == (url.run, url.key)]
+    if not here:
+        raise UserError(
+            f"no peer of run '{url.run}' is on this machine: join it here first, or name a place of its checkpoints"
+        )
+    for each in here:
+        terms, shared = Manifest.from_canonical(each.manifest), SharedState.open(each.shared)
+        if not terms.model.kind:
+            raise UserError(_OF_SCRIPT.format(url.run))
+        if (version := shared.read_version()) != NOTHING_HELD:
+            model, anchor = each.model, shared.anchor
+            tensors = shared.copy_whole(lambda: tensors_in(model, anchor), PATIENCE_S).tensors  # noqa: B023
+            return Weights(terms, tensors, f"version {version} of {url.run}, from the peer on this machine")
+    raise UserError(f"the peer of run '{url.run}' on this machine holds no version yet: try later")
+
+
+def _continued(
+    weights: Weights, ids: list[int], most: int, temperature: float, seed: int, ends: frozenset[int]
+) -> Iterator[int]:
+    import torch
+
+    from farflung.peer.builtin.llama import Llama, continued
+    from farflung.peer.room import best_device
+
+    with torch.device("meta"):
+        model = Llama(weights.terms.model)
+    model.load_state_dict(weights.tensors, strict=False, assign=True)
+    if weights.terms.model.tied:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    yield from continued(model.eval().to(best_device()), ids, most, temperature, seed, ends)
