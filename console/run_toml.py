@@ -27,7 +27,7 @@ preset = "tiny"           # 15M, 125M, 350M, 1B or 7B; or sizes of your own, suc
 
 [data]
 source = "python-stdlib"  # or token shards, "s3://bucket/*.bin"; "" where the script brings the data
-batch = 8                 # samples in an inner step; lower it if the smallest GPU runs out of memory
+batch = 8                 # samples in an inner step; where little memory is they are computed in pieces
 
 [inner]
 lr = 4e-4                 # of the steps that each peer takes alone between two rounds
@@ -80,7 +80,7 @@ source = "python-stdlib"  # text that every peer already has; "" if your own scr
 length = 0                # token shards: ids in a row, which is a sample; 0: context + 1
 dtype = "uint16"          # of .bin files: uint8, uint16, int16, uint32, int32, int64
 column = "input_ids"      # of parquet files
-batch = 8                 # samples per inner step; lower it if the smallest GPU runs out of memory
+batch = 8                 # samples per inner step; where little memory is the built-in model takes pieces of it
 lease_samples = 256       # samples handed to a peer at a time, at least; large data sets: what lasts ten minutes
 tokenizer = ""            # token shards: hash of the tokenizer.json behind them, as data prepare prints it
 

@@ -143,6 +143,7 @@ class Llama(nn.Module):
         super().__init__()
         last = parts_on_paper(sizes) - 1
         self.sizes = sizes
+        self.recompute = False  # layers, in the backward pass: of each its input alone is kept
         self.parts = range(first, last + 1 if stop is None else stop)
         with torch.random.fork_rng(devices=[]):  # torch's own layers draw values, which are replaced below
             self.model = _Body(sizes, self.parts)
@@ -166,8 +167,12 @@ class Llama(nn.Module):
             x = self.model.embed_tokens(x)
         before = past.count if past is not None else 0
         turns = rotation(self.sizes, before + x.shape[1], x.device)[:, before:]
+        again = self.recompute and torch.is_grad_enabled()
         for number, layer in self.model.layers.items():
-            x = layer(x, turns) if past is None else layer(x, turns, past, int(number))
+            if past is not None:
+                x = layer(x, turns, past, int(number))
+            else:
+                x = checkpoint(layer, x, turns, use_reentrant=False) if again else layer(x, turns)
         if past is not None:
             past.count += x.shape[1]
         return self.model.norm(x) if self.has_head else x

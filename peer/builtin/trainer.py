@@ -21,11 +21,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import windows_of
 from farflung.peer.builtin.llama import Llama, sizes_of
-from farflung.peer.builtin.sizes import refuse_too_large
+from farflung.peer.builtin.micro_batches import MicroBatches
+from farflung.peer.builtin.sizes import StepShape, shape_here
 from farflung.peer.room import best_device, room_on, rules_here
 from farflung.peer.trainer.api import Connection, connect
 from farflung.protocol.errors import FarflungError, Refused, UserError
 from farflung.protocol.process.exit_codes import OK, code_for
+from farflung.protocol.process.log_lines import Teller
 from farflung.protocol.process.mode_folders import made_by_first
 
 THREADS_VARIABLE = "FARFLUNG_THREADS"
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def train(out: Path | None) -> None:
     connection = connect()
-    _refuse_too_large(connection)
+    shape = _shape_here(connection)
     manifest = connection.manifest
     if (train_otherwise := made_by_first(OTHER_WAYS, manifest)) is not None:
         train_otherwise(connection, out)
@@ -75,12 +77,12 @@ def train(out: Path | None) -> None:
         with precise():
             return model.losses(rows.to(device))
 
+    micros = MicroBatches(model, shape, precise, Teller.from_environment("trainer"))
+    micros.tell(manifest.data.batch)
     with connection.join(model, optimizer, losses) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
-        for batch in run.batches(data):
-            with precise():
-                loss = model.loss(batch.to(device))
-            torch.autograd.backward(loss)
+        for batch in run.batches(data, pin=device.type == "cuda"):
+            loss = micros.backward(batch.to(device, non_blocking=True))
             nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
             run.step(loss)
             rate.step()
@@ -88,13 +90,13 @@ def train(out: Path | None) -> None:
             run.save(out)
 
 
-def _refuse_too_large(connection: Connection) -> None:
-    """Before anything is made, or read: the numbers are those of a stranger."""
+def _shape_here(connection: Connection) -> StepShape:
+    """How a batch is computed.  UserError before anything is made, or read: the numbers are those of a stranger."""
     manifest = connection.manifest
     if not manifest.model.kind:
-        return  # told below
+        return StepShape(manifest.data.batch)  # told below
     try:
-        refuse_too_large(manifest, rules_here(manifest), room_on(best_device()))
+        return shape_here(manifest, rules_here(manifest), room_on(best_device()))
     except UserError:
         connection.abandon()
         raise

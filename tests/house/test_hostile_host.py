@@ -192,7 +192,7 @@ def trains(raw: bytes, connection: list[Any]) -> str:
     manifest = Manifest.from_canonical(raw)
     connection[:] = [SimpleNamespace(manifest=manifest, abandon=lambda: None, agent=None)]
     try:
-        trainer._refuse_too_large(connection[0])
+        trainer._shape_here(connection[0])
         trainer.windows_of(manifest)
         inner_of(manifest, Llama(SIZE, 1))
     except (FarflungError, ImportError) as error:
