@@ -105,7 +105,7 @@ etcd: $(STAMP) ## three etcd on this machine, to try `farflung coordinate --stor
 bench-codec: $(STAMP) ## the codecs' speed and error, beside others' (about half a minute)
 	@$(BIN)/python benchmarks/codec.py
 
-gpu: $(STAMP) ## on a machine with a GPU: every test and figure that needs one, as a table; exit code 2 where there is none
+gpu: $(STAMP) ## on a machine with a GPU: every test and figure that needs one, as a table, in ten minutes; exit code 2 where there is none
 	@$(BIN)/python benchmarks/gpu.py
 
 clean: ## remove caches and build products; .venv/ and runs/ stay

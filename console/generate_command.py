@@ -7,8 +7,10 @@ cursor of a terminal.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -29,10 +31,14 @@ from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import SCHEME, JoinUrl
 
 if TYPE_CHECKING:
+    from farflung.checkpoints.export import Exported
+    from farflung.peer.local.memory import SharedState
     from farflung.protocol.manifest import Manifest
+    from farflung.protocol.model_schema import ModelSchema
 
 PATIENCE_S = 60.0  # for a version that is just arriving
 TOKENS = 100
+BYTES = 256
 _OF_SCRIPT = "run '{}' trained the model of a script: farflung checkpoint export it, and load it there"
 _NOTHING = "TEXT: expected something to go on from"
 app = typer.Typer(help="Text from a run's model.")
@@ -42,6 +48,7 @@ class Weights(NamedTuple):
     terms: Manifest
     tensors: dict[str, Any]
     told: str  # whose they are
+    on_gpu: bool  # may it compute there: the peer of this machine has it for itself
 
 
 @app.command(rich_help_panel="Afterwards")
@@ -78,6 +85,10 @@ def generate(
     ids, context = words.ids_of(text), weights.terms.model.context
     if not ids:
         raise UserError(_NOTHING)
+    if max(ids) >= weights.terms.model.vocab:
+        raise UserError(
+            f"TEXT: it has token {max(ids)}, and the model's vocabulary has {weights.terms.model.vocab}"
+        )
     if len(ids) >= context:
         raise UserError(
             f"TEXT: {len(ids)} tokens, and the model's context is {context}: give it a shorter text"
@@ -96,7 +107,9 @@ def generate(
 
 
 def _show(text: str) -> None:
-    print("".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C"), end="", flush=True)
+    plain = "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
+    coding = sys.stdout.encoding or "utf-8"
+    print(plain.encode(coding, "replace").decode(coding), end="", flush=True)
 
 
 # ---- words -------------------------------------------------------------------------------------------------
@@ -111,7 +124,8 @@ class Words(NamedTuple):
 def _words(terms: Manifest, tokenizer: Path | None) -> Words:
     data, vocab = terms.data, terms.model.vocab
     if tokenizer is None:
-        if vocab > 256 or data.tokenizer:
+        of_bytes = data.dtype == "uint8" and vocab == BYTES and not data.tokenizer
+        if data.source != "python-stdlib" and not of_bytes:
             due = f", whose hash is {data.tokenizer}" if data.tokenizer else ""
             raise UserError(
                 f"run '{terms.run.name}' learns tokens: name their tokenizer.json with --tokenizer{due}"
@@ -154,31 +168,41 @@ def _of_checkpoint(place: str, run: str, version: int | None) -> Weights:
             tell([f"not used: {error}"])
             continue
         terms, tensors = of_run(found, exported, _OF_SCRIPT)
-        return Weights(terms, tensors, f"version {found.manifest.version} of {found.manifest.run}")
+        return Weights(terms, tensors, f"version {found.manifest.version} of {found.manifest.run}", True)
     raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
 def _of_peer_here(url: JoinUrl) -> Weights:
-    from farflung.checkpoints.export import tensors_in
     from farflung.peer.local.folder import abouts
     from farflung.peer.local.memory import NOTHING_HELD, SharedState
     from farflung.peer.local.words import peer_here
     from farflung.protocol.manifest import Manifest
 
-    here = [each for each in map(peer_here, abouts()) if (each.run, each.key) == (url.run, url.key)]
+    found = (peer_here(raw) for raw in abouts())
+    here = [each for each in found if each is not None and (each.run, each.key) == (url.run, url.key)]
     if not here:
         raise UserError(
             f"no peer of run '{url.run}' is on this machine: join it here first, or name a place of its checkpoints"
         )
     for each in here:
-        terms, shared = Manifest.from_canonical(each.manifest), SharedState.open(each.shared)
+        terms = Manifest.from_canonical(each.manifest)
         if not terms.model.kind:
             raise UserError(_OF_SCRIPT.format(url.run))
-        if (version := shared.read_version()) != NOTHING_HELD:
-            model, anchor = each.model, shared.anchor
-            tensors = shared.copy_whole(lambda: tensors_in(model, anchor), PATIENCE_S).tensors  # noqa: B023
-            return Weights(terms, tensors, f"version {version} of {url.run}, from the peer on this machine")
+        try:
+            shared = SharedState.open(each.shared)
+        except (OSError, RuntimeError):
+            continue  # it ended just now
+        version, exported = shared.copy_whole(partial(_as_it_is, shared, each.model), PATIENCE_S)
+        if version != NOTHING_HELD:
+            told = f"version {version} of {url.run}, from the peer on this machine"
+            return Weights(terms, exported.tensors, told, False)
     raise UserError(f"the peer of run '{url.run}' on this machine holds no version yet: try later")
+
+
+def _as_it_is(shared: SharedState, model: ModelSchema) -> tuple[int, Exported]:
+    from farflung.checkpoints.export import tensors_in
+
+    return shared.read_version(), tensors_in(model, shared.anchor)
 
 
 def _continued(
@@ -189,9 +213,14 @@ def _continued(
     from farflung.peer.builtin.llama import Llama, continued
     from farflung.peer.room import best_device
 
+    terms = weights.terms
     with torch.device("meta"):
-        model = Llama(weights.terms.model)
-    model.load_state_dict(weights.tensors, strict=False, assign=True)
-    if weights.terms.model.tied:
+        model = Llama(terms.model)
+    model.load_state_dict(
+        {name: each.float() for name, each in weights.tensors.items()}, strict=False, assign=True
+    )
+    if terms.model.tied:
         model.lm_head.weight = model.model.embed_tokens.weight
-    yield from continued(model.eval().to(best_device()), ids, most, temperature, seed, ends)
+    words = BYTES if terms.data.source == "python-stdlib" else terms.model.vocab
+    device = best_device() if weights.on_gpu else torch.device("cpu")
+    yield from continued(model.eval().to(device), ids, most, temperature, seed, ends, words)

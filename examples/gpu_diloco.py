@@ -1,56 +1,124 @@
-"""One GPU as four peers of a run (int8, 50 steps a round), beside one process that learns from as many samples.
+"""One GPU as several peers of a run (int8, 50 steps a round), beside one process that learns from as many samples.
 
-python examples/gpu_diloco.py           a Llama of 85 million parameters, 1,000 steps, on a GPU with 40 GB or more
+python examples/gpu_diloco.py           a Llama of 14 million parameters, 2,400 steps of 128 windows, on a GPU
 python examples/gpu_diloco.py --tiny    a small one, on a CPU too: that it works, and nothing about a GPU
 
-It prints both loss curves; with --json, one line for programs.
+`--peers N`: so many peers (4); `--arm run` or `--arm alone`: only these, or only the one process.  It prints both loss
+curves; with --json, one line for programs.  `--out FOLDER` keeps what each process wrote, a line a round.
 """
 
+import argparse
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
-from gpu_diloco_peer import BATCH, EVERY, PEERS, ROUNDS
 
 SCRIPT = str(Path(__file__).with_name("gpu_diloco_peer.py"))
 NOTHING_RAN = 2
-RUN = """run = {{ name = "gpu-diloco", rounds = {}, min_peers = {} }}
+ROUNDS, BATCH, RATE, EVERY = {"tiny": 3, "gpu": 48}, {"tiny": 16, "gpu": 128}, {"tiny": 3e-3, "gpu": 1e-3}, 50
+RUN = """run = {{ name = "gpu-diloco", rounds = {rounds}, min_peers = {peers} }}
 model = {{ kind = "" }}
-data = {{ source = "", batch = {} }}
-round = {{ sync_every = {}, codec = "int8", gather_codec = "int8", deadline_s = 600.0 }}"""
+data = {{ source = "", batch = {batch} }}
+inner = {{ lr = {rate}, warmup_steps = {warm}, schedule = "cosine" }}
+outer = {{ lr = 0.7, momentum = {momentum} }}
+round = {{ sync_every = {every}, codec = "int8", gather_codec = "int8", deadline_s = 600.0 }}"""
 
 
-def measured(size: str, folder: Path) -> dict:
-    (folder / "run.toml").write_text(RUN.format(ROUNDS[size], PEERS, BATCH[size], EVERY))
-    words = ["coordinate", "--listen", "127.0.0.1:0", "--exit-when-done", "--json", str(folder / "run.toml")]
+def toml_of(size: str, peers: int, folder: Path) -> Path:
+    path, rounds = folder / f"run-{peers}.toml", ROUNDS[size]
+    numbers = {
+        "rounds": rounds,
+        "peers": peers,
+        "batch": BATCH[size] // peers,
+        "rate": RATE[size],
+        "every": EVERY,
+    }
+    # By as few rounds the momentum of thousands would go on long after the rate is down.
+    path.write_text(RUN.format(**numbers, warm=rounds * EVERY // 20, momentum=0.6 if rounds > 20 else 0.3))
+    return path
+
+
+def watched(processes: list[subprocess.Popen]) -> None:
+    """Until all have ended; all are ended once one of them fails: the others would wait for it."""
+    while any(each.poll() is None for each in processes):
+        if any(each.poll() for each in processes):
+            break
+        time.sleep(0.2)
+    for each in processes:
+        if each.poll() is None:
+            each.terminate()
+    if any([each.wait() for each in processes]):
+        sys.exit("a process of the run failed; its last words are above")
+
+
+def of_run(size: str, peers: int, folder: Path) -> dict:
+    words = [
+        "coordinate",
+        "--listen",
+        "127.0.0.1:0",
+        "--exit-when-done",
+        "--json",
+        str(toml_of(size, peers, folder)),
+    ]
     host = subprocess.Popen([sys.executable, "-m", "farflung", *words], stdout=subprocess.PIPE, text=True)
-    url, outs = json.loads(host.stdout.readline())["url"], [str(folder / f"{n}.json") for n in range(PEERS)]
-    peers = [subprocess.Popen([sys.executable, SCRIPT, size, out, url, out + ".pem"]) for out in outs]
-    if any([each.wait() for each in (*peers, host)]):
-        sys.exit("a peer of the run failed; its last words are above")
-    subprocess.run([sys.executable, SCRIPT, size, str(folder / "alone.json")], check=True)
-    alone, *four = [json.loads(Path(each).read_text()) for each in (folder / "alone.json", *outs)]
-    curve = []
-    for first in range(0, ROUNDS[size] * EVERY, EVERY):  # the mean of each round's steps
-        of_all = [statistics.fmean(each["losses"][first : first + EVERY]) for each in (*four, alone)]
-        curve.append([first + EVERY, statistics.fmean(of_all[:-1]), of_all[-1]])
-    ends = [each["held_out"] for each in four]
-    return {**alone, "losses": curve, "held_out": [ends[0], alone["held_out"]], "equal": len({*ends}) == 1}
+    if not (line := host.stdout.readline()):
+        sys.exit("the coordinator did not start; its last words are above")
+    url, outs = (
+        json.loads(line)["url"],
+        [folder / f"peer-{number}-of-{peers}.json" for number in range(peers)],
+    )
+    toml = str(folder / f"run-{peers}.toml")
+    words = [[size, toml, str(out), url, str(out.with_suffix(".pem"))] for out in outs]
+    watched([host, *(subprocess.Popen([sys.executable, SCRIPT, *each]) for each in words)])
+    found = [json.loads(out.read_text()) for out in outs]
+    equal = len({each["held_out"] for each in found}) == 1
+    losses = [statistics.fmean(each) for each in zip(*(one["losses"] for one in found), strict=True)]
+    return {**found[0], "losses": losses, "peers": peers, "equal": equal}
+
+
+def alone(size: str, peers: int, folder: Path) -> dict:
+    toml, out = toml_of(size, peers, folder), folder / "alone.json"
+    watched([subprocess.Popen([sys.executable, SCRIPT, size, str(toml), str(out)])])
+    return json.loads(out.read_text())
+
+
+def measured(size: str, peers: int, arm: str, folder: Path) -> dict:
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = {"steps": ROUNDS[size] * EVERY, "batch": BATCH[size]}
+    run = of_run(size, peers, folder) if arm != "alone" else {}
+    one = alone(size, peers, folder) if arm != "run" else {}
+    return {**steps, "run": run, "alone": one}
+
+
+def lines_of(found: dict) -> list[str]:
+    run, one = found["run"], found["alone"]
+    any_of_them = run or one
+    on = "on a GPU" if any_of_them["device"] == "cuda" else "on a CPU; NOTHING HERE WAS MEASURED ON A GPU"
+    arms = [(f"{run['peers']} peers", run)] * bool(run) + [("one process", one)] * bool(one)
+    lines = [f"{any_of_them['values'] / 1e6:.1f} million parameters, {on}"]
+    lines.append("step  " + "  ".join(f"{name:>12}" for name, _ in arms))
+    for number, losses in enumerate(zip(*(arm["losses"] for _, arm in arms), strict=True), 1):
+        lines.append(f"{number * EVERY:4}  " + "  ".join(f"{loss:12.3f}" for loss in losses))
+    lines.append("held out: " + ", ".join(f"{arm['held_out']:.4f} ({name})" for name, arm in arms))
+    return lines
 
 
 if __name__ == "__main__":
-    tiny = "--tiny" in sys.argv
-    if not (tiny or torch.cuda.is_available()):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--arm", choices=["both", "run", "alone"], default="both")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if not (asked.tiny or torch.cuda.is_available()):
         print("NOT RUN: torch finds no CUDA device here; --tiny runs on a CPU", file=sys.stderr)
         sys.exit(NOTHING_RAN)
     with tempfile.TemporaryDirectory() as place:
-        found = measured("tiny" if tiny else "gpu", Path(place))
-    on = "on a GPU" if found["device"] == "cuda" else "on a CPU; NOTHING HERE WAS MEASURED ON A GPU"
-    lines = [f"{found['values'] / 1e6:.1f} million parameters, {on}", "step  four peers  one process"]
-    lines += [f"{step:4}  {peers:10.3f}  {alone:11.3f}" for step, peers, alone in found["losses"]]
-    lines.append("held out: {:.3f} and {:.3f}".format(*found["held_out"]))
-    print(json.dumps(found) if "--json" in sys.argv else "\n".join(lines))
+        found = measured("tiny" if asked.tiny else "gpu", asked.peers, asked.arm, asked.out or Path(place))
+    print(json.dumps(found) if asked.json else "\n".join(lines_of(found)))

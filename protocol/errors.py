@@ -224,6 +224,37 @@ _RELAYS = {
 }
 
 
+class ScoreCause(StrEnum):
+    """Why a peer computes no held-out loss, by its word.  As with `LeaveCause` nothing else is said."""
+
+    NO_SCRIPT = "no_script"
+    UNREADABLE = "unreadable"
+    FEW_ROWS = "few_rows"
+    ODD_LOSSES = "odd_losses"
+    FAILED = "failed"
+    PASSED = "passed"
+
+    @classmethod
+    def of(cls, word: str) -> ScoreCause:
+        """A peer may say anything."""
+        return next((each for each in cls if each == word), cls.FAILED)
+
+    @property
+    def told(self) -> str:
+        """For people, behind how many peers say so."""
+        return _SCORES[self]
+
+
+_SCORES = {
+    ScoreCause.NO_SCRIPT: "the script computes none, or several ranks are one peer",
+    ScoreCause.UNREADABLE: "the held-out text can't be read there; the peer's own output says why",
+    ScoreCause.FEW_ROWS: "[eval] source has fewer rows than windows",
+    ScoreCause.ODD_LOSSES: "what the script gives is not one finite loss a row",
+    ScoreCause.FAILED: "computing it failed; the peer's own output says why",
+    ScoreCause.PASSED: "the next version came first",
+}
+
+
 class ExclusionCause(StrEnum):
     """Of a member of a round, whose work is not in the commit."""
 

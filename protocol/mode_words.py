@@ -189,7 +189,7 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     # The float32 of each window's nats a token, in their order; none where `why_not` says why.
     nats: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
     data: Digest = b""  # the fingerprint of what was read
-    why_not: ShortReason = ""
+    why_not: ShortReason = ""  # a `ScoreCause`
 
 
 # ---- mesh -------------------------------------------------------------------------------------------------

@@ -87,6 +87,7 @@ class Invariants:
         living: Callable[[], Iterable[VirtualPeer]] = list,
     ) -> None:
         self._living = living
+        self.believed: Callable[[], Iterable[VirtualPeer]] = list  # dead, and not known to be so
         self.host_says = False  # what happens now, the host has ordered
         # Of each fragment: how many tokens commits took from each peer, as far as the weights tell.
         self.brought: list[Counter[str]] = [Counter() for _ in range(fragments)]
@@ -200,7 +201,9 @@ class Invariants:
             self.samples_committed[commit.fragment] |= self.used[commit.round_no]
 
     def _holds_version_0(self) -> bool:
-        parts = [peer.member.part for peer in self._living() if peer.member.part is not None]
+        """Or did so a moment ago: whoever was killed then may count as here yet."""
+        peers = [*self._living(), *self.believed()]
+        parts = [peer.member.part for peer in peers if peer.member.part is not None]
         return all(any(_held_by(part, each.number) == 0 for part in parts) for each in self._fragments)
 
     def _nobody_is_passed_over(self, versions: tuple[int, ...]) -> None:

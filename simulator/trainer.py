@@ -30,6 +30,7 @@ from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.protocol.digests import bits, mask_from_bytes
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
@@ -312,7 +313,8 @@ class VirtualTrainer:
             case do.EndWithRefusal():
                 self.alive = False
             case do.ComputeScore(word):
-                self.host.from_trainer(self._scored(word))
+                scored = self._scored(word)
+                self.world.after(self.world.delay("step"), lambda: self._say_if_alive(scored))
             case do.OpenShared() | do.ForgetLoss() | do.Warn() | do.WaitBefore():
                 pass
 
@@ -342,9 +344,13 @@ class VirtualTrainer:
             part.carry = None
         self._local[part.cells] = self._loaded[part.cells] = values
 
+    def _say_if_alive(self, word: Scored) -> None:
+        if self.alive:
+            self.host.from_trainer(word)
+
     def _scored(self, word: Score) -> Scored:
         if self.host.state.is_torn:
-            return Scored(number=word.number, why_not="the next version is arriving")
+            return Scored(number=word.number, why_not=ScoreCause.PASSED)
         nats = [virtual_loss(self.host.anchor, window) for window in bits(mask_from_bytes(word.windows))]
         return Scored(number=word.number, nats=struct.pack(f"<{len(nats)}f", *nats), data=self.fingerprint)
 

@@ -150,6 +150,8 @@ class World:
         self.routers = VirtualRouters(scenario, seed, self.peers, self.after, self._look, first)
         self.offers = VirtualOffers(scenario, seed, self.peers, self.after, self._carry_out)
         self.between = Between(self.relay, self.offers, self.routers)
+        self._killed: list[tuple[float, VirtualPeer]] = []
+        self.invariants.believed = self._just_killed
         self._held_at_cut = HeldAtCut()
         self.last = LastPeer(scenario, peer_of(self._keys[-1]), self.random, self.model.chunk_elements)
         self.invariants.cheated, self.invariants.wrong_sums = self.last.wrong, self.last.wrong_sums
@@ -486,6 +488,7 @@ class World:
             self.after(delay_s, self.lost_disk.start)
         else:
             self.peers[party].alive = False
+            self._killed.append((self.now, self.peers[party]))
             self.after(delay_s, lambda: self.start_again(party))
 
     def _restart_accomplices(self, peers: Iterable[str]) -> None:
@@ -529,6 +532,10 @@ class World:
     @property
     def _living(self) -> list[VirtualPeer]:
         return [peer for peer in self.peers.values() if peer.alive and not peer.exit_code]
+
+    def _just_killed(self) -> list[VirtualPeer]:
+        """Of these the coordinator may not know yet that they are dead."""
+        return [peer for at, peer in self._killed if self.now - at < self.scenario.dead_after_s]
 
     def _misfortune(self) -> None:
         """Once a virtual second: links are cut and mended, trainers crash."""

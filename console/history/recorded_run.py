@@ -105,7 +105,7 @@ class RecordedStatus:
     version: int = 0
     tokens: int = 0
     loss: float | None = None
-    held_out: Status = field(default_factory=dict)  # of the version that was evaluated last
+    _evaluated: list[Status] = field(default_factory=list)
     digest: str = ""
     model_bytes: int | None = None
 
@@ -199,15 +199,16 @@ class RecordedStatus:
         del self._rounds[:-ROUNDS_SHOWN]
 
     def _on_evaluated(self, event: Event, _: str, at: float) -> None:
-        self.held_out = {key: event.get(key) for key in ("version", "loss", "perplexity", "bits_per_byte")}
+        self._evaluated.append(
+            {key: event.get(key) for key in ("version", "loss", "perplexity", "bits_per_byte")}
+        )
 
     def _on_digest(self, event: Event, _: str, at: float) -> None:
         self.digest = str(event.get("digest") or "")
 
     def _on_rolled_back(self, event: Event, _: str, at: float) -> None:
         self.version = min(event.get("versions") or [0])
-        if self.held_out and self.held_out["version"] > self.version:
-            self.held_out = {}
+        self._evaluated = [each for each in self._evaluated if each["version"] <= self.version]
 
     def _on_note(self, event: Event, _: str, at: float) -> None:
         if NoteCause(event["cause"]) in (NoteCause.OPENED, NoteCause.COMMITTED):
@@ -251,7 +252,7 @@ class RecordedStatus:
             "tokens": self.tokens,
             "tokens_per_s": recent / max(1.0, min(at, RATE_SPAN_S)),
             "loss": self.loss,
-            **({"held_out": self.held_out} if self.held_out else {}),
+            **({"held_out": self._evaluated[-1]} if self._evaluated else {}),
             "elapsed_s": at,
             "digest": self.digest,
             "parity": self._parity(),

@@ -101,7 +101,7 @@ class RunRows:
 
     def _held_out(self, event: Event) -> PlotRow:
         """With the round that was committed last: a tracker takes no older one."""
-        values = {"run/version": float(event["version"])}
+        values = {"held_out/version": float(event["version"])}
         for key in ("loss", "perplexity", "bits_per_byte"):
             if event.get(key) is not None:
                 values[f"held_out/{key}"] = float(event[key])

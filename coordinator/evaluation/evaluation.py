@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,12 +27,15 @@ from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.messages import Beat, OfTick
 from farflung.protocol.mode_words import ScoreBeat, ScoreTick
 from farflung.protocol.round_words import section
 
 COPIES = 3  # members that compute the same window, where there are so many
+LEAST_WINDOWS = 4  # of who computes any: each time a model is copied there and back
+RECENT = 16  # figures that are known, besides the curve
 DRAWS_MOST = 2  # a window that nobody answers for is given to others once
 WAIT_BEATS = 2.0  # for members that are just taking the version; and for answers that are on their way
 PERPLEXITY_NATS_MOST = 50.0  # above, a perplexity says nothing
@@ -61,25 +64,30 @@ RECORDS = (Evaluated,)
 
 @dataclass
 class Evaluations(Part):
-    newest: Evaluated | None = None
+    recent: list[Evaluated] = field(
+        default_factory=list
+    )  # the newest last: the run may go back to one of these
     curve: LossCurve = field(default_factory=LossCurve)
 
     def apply(self, record: Record, ledger: Ledger) -> None:
         match record:
             case Evaluated():
-                self.newest = record
+                self.recent = [*self.recent[1 - RECENT :], record]
                 self.curve.add(record.version, ledger.totals.tokens, record.loss)
             case RolledBack(versions=versions):
                 self.curve.forget_after(min(versions))
-                if self.newest is not None and self.newest.version > min(versions):
-                    self.newest = None
+                self.recent = [each for each in self.recent if each.version <= min(versions)]
             case _:
                 pass
 
     @property
+    def newest(self) -> Evaluated | None:
+        return self.recent[-1] if self.recent else None
+
+    @property
     def version(self) -> int:
         """The newest that is evaluated; 0: none is."""
-        return self.newest.version if self.newest is not None else 0
+        return self.recent[-1].version if self.recent else 0
 
 
 LedgerPart = Evaluations
@@ -99,7 +107,7 @@ class Evaluating:
     shares: dict[str, int] = field(default_factory=dict)  # peer -> a mask of windows, of this draw
     answered: set[str] = field(default_factory=set)  # of these
     said: dict[str, MemberLosses] = field(default_factory=dict)
-    why_not: dict[str, str] = field(default_factory=dict)
+    why_not: dict[str, ScoreCause] = field(default_factory=dict)
     moved_on_at: float = math.inf  # the next version was committed
 
     def draw(self, peers: Sequence[str], windows: Collection[int], dice: Dice) -> None:
@@ -113,11 +121,11 @@ class Evaluating:
             return
         self.answered.add(peer)
         if said.why_not:
-            self.why_not[peer] = said.why_not
+            self.why_not[peer] = ScoreCause.of(said.why_not)
             return
         nats = losses_of(said.nats, share.bit_count())
         if nats is None:
-            self.why_not[peer] = "its answer is no list of losses"
+            self.why_not[peer] = ScoreCause.ODD_LOSSES
             return
         before = self.said.get(peer, MemberLosses(said.data))
         self.said[peer] = MemberLosses(
@@ -136,8 +144,10 @@ class Evaluating:
 
 
 def dealt(peers: Sequence[str], windows: Collection[int], dice: Dice) -> dict[str, int]:
-    """Each window to `COPIES` of the peers, as cards of shuffled decks: evenly.  A mask for each that has some."""
+    """Each window to `COPIES` of the peers, as cards of shuffled decks: evenly, and to no more peers than have some
+    work of it.  A mask for each that has some."""
     shares: dict[str, int] = {}
+    peers = dice.shuffled(peers)[: max(COPIES, len(windows) * COPIES // LEAST_WINDOWS)]
     deck: deque[str] = deque()
     for window in windows:
         chosen: list[str] = []
@@ -175,6 +185,7 @@ class Evaluation(CoordinatorMode):
         self._dice = Dice(tools.random)
         self._now: Evaluating | None = None
         self._settled: tuple[int, int, float] = 0, 0, 0.0  # era and version that may be due, and since when
+        self._told_why = ""  # nobody could compute anything
         self._over = 0, 0  # era and version of the one that was looked at last, whatever came of it
 
     @property
@@ -267,10 +278,14 @@ class Evaluation(CoordinatorMode):
         self._over = now.era, now.version
         found = judged(now.said)
         if found is None:
-            why = "; ".join(f"{core.name(peer)}: {each}" for peer, each in sorted(now.why_not.items()))
-            told = why or "nobody answered before the next version"
-            # Once: the next version's will hardly be another reason.
-            (core.note if now.why_not else core.log)(f"version {now.version} is not evaluated: {told}")
+            counts = sorted(Counter(now.why_not.values()).items())
+            why = "; ".join(
+                f"{count} peer{'s' if count > 1 else ''}: {cause.told}" for cause, count in counts
+            )
+            is_news, self._told_why = why not in ("", self._told_why), why
+            (core.note if is_news else core.log)(
+                f"version {now.version} is not evaluated: {why or 'nobody answered before the next version'}"
+            )
             return
         core.write(
             Evaluated(

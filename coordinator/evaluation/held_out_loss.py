@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import fmean, median
 
 # bf16 and fp32 differ by 4e-4 nats in a window, at most by 2e-3.
 OFF_SHARE, OFF_NATS = 0.01, 0.01
-OFF_WINDOWS = 0.25  # of those that two others computed as well: whoever is off in so many is left out
+OFF_WINDOWS = 0.25  # of those that two have both computed: if so many differ, they contradict each other
 
 
 @dataclass(frozen=True)
@@ -44,38 +45,62 @@ def judged(said: Mapping[str, MemberLosses]) -> HeldOutLoss | None:
     if len(texts) > 1 and texts[0][1] > texts[1][1]:
         outvoted = {peer: "it reads another text" for peer, each in said.items() if each.data != texts[0][0]}
     agree = len(texts) == 1 or bool(outvoted)
-    counted = _without(said, outvoted)
-    for peer, share in _off(counted).items():
-        if share >= OFF_WINDOWS:
-            outvoted[peer] = f"it is off in {share:.0%} of the windows that two others computed as well"
+    while peer := _loser(against := contradictions(_without(said, outvoted))):
+        outvoted[peer] = "most of those who computed the same windows contradict it"
     counted = _without(said, outvoted)
     by_window = _by_window(counted)
-    doubtful = sum(
-        len(each) > 1 and _is_off(max(each.values()), min(each.values())) for each in by_window.values()
-    )
-    agree = agree and doubtful < max(1, OFF_WINDOWS * len(by_window))
-    medians = [median(each.values()) for each in by_window.values()]
+    # Of windows about which no majority agrees nobody knows the loss.
+    sure = [middle for each in by_window.values() if (middle := _agreed(list(each.values()))) is not None]
+    agree = agree and not any(each.others for each in against.values())
+    agree = agree and len(by_window) - len(sure) < max(1, OFF_WINDOWS * len(by_window))
     return HeldOutLoss(
-        fmean(medians) if agree and medians else None,
-        len(by_window),
+        fmean(sure) if agree and sure else None,
+        len(sure),
         tuple(counted),
         outvoted,
         {peer: fmean(each.nats.values()) for peer, each in counted.items()},
     )
 
 
-def _off(said: Mapping[str, MemberLosses]) -> dict[str, float]:
-    """Of each: in which share of its windows it is far from the median of three or more."""
-    compared: Counter[str] = Counter()
-    off: Counter[str] = Counter()
-    for each in _by_window(said).values():
-        if len(each) < 3:
-            continue
-        middle = median(each.values())
-        for peer, nats in each.items():
-            compared[peer] += 1
-            off[peer] += _is_off(nats, middle)
-    return {peer: off[peer] / count for peer, count in compared.items()}
+@dataclass
+class Contradicted:
+    """One member, by those who computed some of its windows as well."""
+
+    others: set[str] = field(default_factory=set)  # who contradict it
+    met: int = 0
+
+    @property
+    def share(self) -> float:
+        """One that contradicts it is its word against that one's."""
+        return len(self.others) / self.met if len(self.others) > 1 else 0.0
+
+
+def contradictions(said: Mapping[str, MemberLosses]) -> dict[str, Contradicted]:
+    found = {peer: Contradicted() for peer in said}
+    for one, other in combinations(said, 2):
+        shared = said[one].nats.keys() & said[other].nats.keys()
+        off = sum(_is_off(said[one].nats[each], said[other].nats[each]) for each in shared)
+        for peer, against in ((one, other), (other, one)):
+            found[peer].met += bool(shared)
+            if shared and off >= OFF_WINDOWS * len(shared):
+                found[peer].others.add(against)
+    return found
+
+
+def _loser(found: Mapping[str, Contradicted]) -> str:
+    """Who is left out next: contradicted by more than half, and by more than anybody else.  Empty: nobody is, or two
+    parties contradict each other of which neither is the larger."""
+    worst = max((each.share for each in found.values()), default=0.0)
+    losers = {peer for peer, each in found.items() if each.share == worst > 0.5}
+    is_split = any(found[peer].others & losers for peer in losers)
+    return "" if is_split else min(losers, default="")
+
+
+def _agreed(losses: list[float]) -> float | None:
+    """Their median, if most are near it; of two both."""
+    middle = median(losses)
+    near = sum(not _is_off(each, middle) for each in losses)
+    return middle if 2 * near > len(losses) else None
 
 
 def _is_off(nats: float, other: float) -> bool:

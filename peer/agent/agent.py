@@ -197,6 +197,7 @@ class Agent:
             say,
         )
         self._hands: IoWorkers | None = None
+        self._versions: dict[int, int] = {}  # of each fragment that was sealed, for who reads the memory
         self._control = ControlLink(self._context, options.url, keys, Counters())
         self._reaching = Reaching(self._context, options.url.key, keys, self._line)
         self._offering = Offering(options.relay, self._identity.peer_id, say)
@@ -442,6 +443,7 @@ class Agent:
                 run=url.run, key=url.key, manifest=manifest, model=attached.model, shared=shared.as_message()
             )
             write_about(self._options.folder, to_bytes(here))
+        self._versions = {}
         self._hands = hands = IoWorkers.of(attached, shared, self._machine.member, self._tools)
         self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)
@@ -619,7 +621,14 @@ class Agent:
         era, chunks = self._machine.member.reports.era, hands.attached.fragments[fragment].chunks
         arithmetic.submit(lambda: events.on_rolled(seal.version, fragment))
         arithmetic.spread([partial(state.hash, part) for part in shares(chunks, arithmetic.size)])
-        job = partial(events.sealing, seal.version, fragment, era, lambda: state.seal(fragment))
+
+        def sealed() -> bytes:
+            self._versions[fragment] = seal.version
+            if len(self._versions) == len(hands.attached.held):
+                hands.shared.write_version(min(self._versions.values()))
+            return state.seal(fragment)
+
+        job = partial(events.sealing, seal.version, fragment, era, sealed)
         arithmetic.submit(hands.arriving.after_seal(seal, job), partial(self._sealed, seal))
 
     def _prove(self, state: OuterState, effect: do.KeepBefore | do.ProveHolding | do.FetchShown) -> None:

@@ -267,9 +267,16 @@ def next_token_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def continued(
-    model: Llama, ids: list[int], most: int, temperature: float, seed: int, ends: frozenset[int] = frozenset()
+    model: Llama,
+    ids: list[int],
+    most: int,
+    temperature: float,
+    seed: int,
+    ends: frozenset[int] = frozenset(),
+    words: int | None = None,
 ) -> Iterator[int]:
     """At most so many ids that come after these, one by one, until one that ends a document.  0: the likeliest ones.
+    `words`: only so many of the vocabulary are in use.
 
     Drawn on the CPU: one seed makes one text, as far as devices compute the same.
     """
@@ -278,7 +285,7 @@ def continued(
     past = Past(model.sizes, len(ids) + most, device)
     news = torch.tensor([ids], device=device)
     for _ in range(most):
-        logits = model.next_logits(news, past).cpu()
+        logits = model.next_logits(news, past).cpu()[:words]
         if temperature:
             drawn = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
         else:

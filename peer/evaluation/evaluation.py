@@ -7,7 +7,6 @@ the state here is whole, and its answer counts if that is so still.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from farflung.peer.local.words import FromTrainer, Score, Scored
@@ -15,6 +14,8 @@ from farflung.peer.machine.effects import Effect, TellTrainer
 from farflung.peer.machine.modes import PeerMode, SessionTools, TrainerSaid
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy
+from farflung.protocol.digests import mask_from_bytes
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import OfBeat, Tick
 from farflung.protocol.mode_words import ScoreBeat, ScoreTick
@@ -22,69 +23,84 @@ from farflung.protocol.round_words import section
 
 # So long a trainer may be at it before it counts as stuck, if it takes no steps then.
 LONGEST_S = 600.0
-PASSED = "the next version is here"
+# Questions about one version: whose windows nobody answered for are given to others once.
+QUESTIONS_MOST = 2
 
 
 @dataclass
-class ScoreAnswer:
-    order: ScoreTick
-    asked_at: float = math.inf  # the trainer
-    answer: ScoreBeat | None = None
+class Questions:
+    """What the trainer was asked: one thing at a time, and of one version no more than an honest run asks."""
+
+    versions: tuple[int, ...] = ()  # of the newest question
+    count: int = 0  # of them
+    open: int = 0  # the number of the one that is not answered; 0: none is
+    asked_at: float = 0.0
+
+    def may_ask(self, order: ScoreTick) -> bool:
+        return not self.open and (order.versions != self.versions or self.count < QUESTIONS_MOST)
+
+    def ask(self, order: ScoreTick, now: float) -> None:
+        self.count = self.count + 1 if order.versions == self.versions else 1
+        self.versions, self.open, self.asked_at = order.versions, order.number, now
 
 
 class PeerEvaluation(PeerMode):
     def __init__(self, part: Replicas, training: TrainerProxy) -> None:
         self._part, self._proxy = part, training
-        self._now: ScoreAnswer | None = None
+        self._order: ScoreTick | None = None
+        self._answer: ScoreBeat | None = None
+        self._questions = Questions()
 
     @property
     def sections(self) -> tuple[OfBeat, ...]:
-        return (self._now.answer,) if self._now is not None and self._now.answer is not None else ()
+        return (self._answer,) if self._answer is not None else ()
 
     def on_tick(self, tick: Tick, now: float) -> list[Effect]:
         order = section(ScoreTick, tick.sections)
-        if order is None:
-            self._now = None
-        elif self._now is None or self._now.order != order:
-            self._now = ScoreAnswer(order)
+        if order != self._order:
+            self._order, self._answer = order, None
         return self._ask(now)
 
     def on_timer(self, now: float, inside: bool) -> list[Effect]:
-        if self._now is not None and now - self._now.asked_at >= LONGEST_S:
+        if not self._proxy.attached:
+            self._questions = Questions()  # the next one knows of none
+        elif self._questions.open and now - self._questions.asked_at >= LONGEST_S:
             self._proxy.away = False
         return self._ask(now)
 
     def on_trainer(self, word: FromTrainer, payload: Payload, now: float) -> TrainerSaid | None:
         if not isinstance(word, Scored):
             return None
-        self._proxy.away = False
-        mine = self._now
-        if mine is None or mine.order.number != word.number or mine.answer is not None:
-            return TrainerSaid([])  # nobody asks for it any more
-        if not self._is_here(mine.order.versions):
-            word = Scored(number=word.number, why_not=PASSED)
-        mine.answer = ScoreBeat(word.number, word.nats, word.data, word.why_not[:200])
+        if word.number == self._questions.open:
+            self._questions.open, self._proxy.away = 0, False
+        order = self._order
+        if order is None or order.number != word.number or self._answer is not None:
+            return TrainerSaid(self._ask(now))  # nobody asks for it any more
+        count = mask_from_bytes(order.windows).bit_count()
+        if not self._is_here(order.versions):
+            self._answer = ScoreBeat(word.number, why_not=ScoreCause.PASSED)
+        elif word.why_not or len(word.nats) != 4 * count:
+            self._answer = ScoreBeat(word.number, why_not=ScoreCause.of(word.why_not))
+        else:
+            self._answer = ScoreBeat(word.number, word.nats, word.data)
         return TrainerSaid([], beat=True)
 
     # ---- what the trainer is asked ---------------------------------------------------------------------------
 
     def _ask(self, now: float) -> list[Effect]:
-        if (mine := self._now) is None or mine.answer is not None:
+        order, questions = self._order, self._questions
+        is_done = order is None or self._answer is not None or order.number == questions.open
+        if order is None or is_done or not self._proxy.attached or self._proxy.loading:
             return []
-        if not self._proxy.attached:
-            mine.asked_at = math.inf  # the next one knows of no question
-        if mine.asked_at < math.inf or not self._proxy.attached or self._proxy.loading:
+        if not self._is_here(order.versions):
+            if self._is_past(order.versions):
+                self._answer = ScoreBeat(order.number, why_not=ScoreCause.PASSED)
             return []
-        if not self._is_here(mine.order.versions):
-            if self._is_past(mine.order.versions):
-                mine.answer = ScoreBeat(mine.order.number, why_not=PASSED)
+        if not questions.may_ask(order):
             return []
-        mine.asked_at, self._proxy.away = now, True
-        return [
-            TellTrainer(
-                Score(number=mine.order.number, versions=mine.order.versions, windows=mine.order.windows)
-            )
-        ]
+        questions.ask(order, now)
+        self._proxy.away = True
+        return [TellTrainer(Score(number=order.number, versions=order.versions, windows=order.windows))]
 
     def _is_here(self, versions: tuple[int, ...]) -> bool:
         held = [each.held for each in self._part.replicas.values()]

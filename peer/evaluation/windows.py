@@ -8,6 +8,7 @@ reason to stop training: the answer says so, and only this peer's owner hears wh
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,78 +22,94 @@ from farflung.peer.data.shard_writer import HELD_OUT
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.local.words import Score, Scored
 from farflung.protocol.digests import bits, mask_from_bytes
-from farflung.protocol.errors import StoreError, UserError
+from farflung.protocol.errors import ScoreCause, StoreError, UserError
 from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-UNREADABLE = "it cannot read the held-out text"
-NOT_FINITE = "its loss is not finite"
+READ_AGAIN_S = 300.0  # what could not be read
+ANY_TOKEN = 1 << 62  # of a script's model nobody here knows the vocabulary
 LOOKED_AT = 3  # rows of the text, by which it is known again
 
 Losses = Callable[[Tensor], Tensor]  # rows [B, T] -> nats a token of each [B]
 
 
 class HeldOutText:
-    """Opened once, if it can be; and tried again with each question as long as it can't."""
+    """Opened once, if it can be; and tried again now and then as long as it can't."""
 
     def __init__(self, manifest: Manifest, own_place: str, losses: Losses) -> None:
         """`own_place`: where this peer's owner has the run's data."""
         self._manifest, self._own_place, self._losses = manifest, own_place, losses
         self._rows: Windows | None = None
         self._data = b""
-        self._open()
+        self._why_not = self._open()
 
     def _open(self) -> str:
         """Why not; empty: it is open."""
+        self._tried_at = time.monotonic()
         wanted = self._manifest.eval.windows
         try:
             rows = held_out_rows(self._manifest, self._own_place)
             if len(rows) < wanted:
-                told = f"[eval] source has {len(rows)} rows, fewer than windows ({wanted})"
-                log.warning("%s: nothing is evaluated here", told)
-                return told
+                told = "nothing is evaluated here: [eval] source has %d rows, fewer than windows (%d)"
+                log.warning(told, len(rows), wanted)
+                return ScoreCause.FEW_ROWS
             self._data = fingerprint(rows)
         except (OSError, StoreError, UserError) as error:
             log.warning("nothing is evaluated here: %s", error)
-            return UNREADABLE
+            return ScoreCause.UNREADABLE
         self._rows = rows
         return ""
 
     def answer(self, score: Score) -> Scored:
-        if self._rows is None and (why_not := self._open()):
-            return Scored(number=score.number, why_not=why_not)
-        assert self._rows is not None
+        if self._rows is None and time.monotonic() - self._tried_at >= READ_AGAIN_S:
+            self._why_not = self._open()
+        if self._rows is None:
+            return Scored(number=score.number, why_not=self._why_not)
         mask, of = mask_from_bytes(score.windows), self._manifest.eval.windows
         windows = [each for each in bits(mask) if each < of]
         try:
-            nats = self._nats(self._rows, windows)
+            rows = self._read(self._rows, windows)
         except (OSError, StoreError, UserError) as error:
             log.warning("nothing is evaluated here: %s", error)
-            return Scored(number=score.number, why_not=UNREADABLE)
-        if not bool((nats >= 0).all() and (nats <= NATS_MOST).all()):
-            return Scored(number=score.number, why_not=NOT_FINITE)
+            return Scored(number=score.number, why_not=ScoreCause.UNREADABLE)
+        if (nats := self._nats(rows)) is None:
+            return Scored(number=score.number, why_not=ScoreCause.ODD_LOSSES)
         return Scored(number=score.number, nats=nats.astype("<f4").tobytes(), data=self._data)
 
-    def _nats(self, rows: Windows, windows: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """As many rows at once as a step has."""
-        last, most = self._manifest.eval.windows - 1, self._manifest.data.batch
-        found = []
-        for first in range(0, len(windows), most):
-            places = [(len(rows) - 1) * window // last for window in windows[first : first + most]]
-            found.append(self._losses(torch.stack([rows[place] for place in places])).float().cpu())
-        return (torch.cat(found) if found else torch.zeros(0)).numpy()
+    def _read(self, rows: Windows, windows: Sequence[int]) -> list[Tensor]:
+        last = self._manifest.eval.windows - 1
+        return [rows[(len(rows) - 1) * window // last] for window in windows]
+
+    def _nats(self, rows: list[Tensor]) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
+        """As many rows at once as a step has.  None: what came is not one finite loss for each."""
+        most, found = self._manifest.data.batch, [torch.zeros(0)]
+        for first in range(0, len(rows), most):
+            some = torch.stack(rows[first : first + most])
+            made = self._losses(some)
+            if not isinstance(made, Tensor) or made.shape != (len(some),):
+                shape = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                log.warning(
+                    "nothing is evaluated here: of %d rows the script gave %s, not a loss each",
+                    len(some),
+                    shape,
+                )
+                return None
+            found.append(made.detach().float().cpu())
+        nats: np.ndarray[tuple[int], np.dtype[np.float32]] = torch.cat(found).numpy()
+        return nats if bool((nats >= 0).all() and (nats <= NATS_MOST).all()) else None
 
 
 def held_out_rows(manifest: Manifest, own_place: str) -> Windows:
     """Of what [eval] names; but of what lies beside the run's data where the owner of this machine has that, too."""
+    vocab = manifest.model.vocab if manifest.model.kind else ANY_TOKEN
     beside = Path(own_place, HELD_OUT).parent
     if own_place and beside.is_dir():
-        return TokenRows(TokenShards.of_run(manifest, str(beside)), manifest.model.vocab, "[eval]")
+        return TokenRows(TokenShards.of_run(manifest, str(beside)), vocab, "[eval]")
     if manifest.eval.source == "python-stdlib":
         return held_out_bytes(manifest.model.context)
-    return TokenRows(TokenShards.held_out_of_run(manifest), manifest.model.vocab, "[eval]")
+    return TokenRows(TokenShards.held_out_of_run(manifest), vocab, "[eval]")
 
 
 def fingerprint(rows: Windows) -> bytes:

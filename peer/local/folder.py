@@ -103,8 +103,10 @@ def sweep_stale() -> list[Path]:
 
 
 def write_about(folder: Path, about: bytes) -> None:
-    with open(folder / _ABOUT, "wb", opener=own_files.opened) as file:
+    aside = folder / f".{_ABOUT}"
+    with open(aside, "wb", opener=own_files.opened) as file:
         file.write(about)
+    aside.replace(folder / _ABOUT)
 
 
 def abouts() -> Iterator[bytes]:

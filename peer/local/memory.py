@@ -134,7 +134,7 @@ class SharedState:
         return norm if math.isfinite(norm) else None
 
     def write_version(self, version: int) -> None:
-        """That the anchor holds, of the least advanced fragment, a moment ago: for people."""
+        """That the anchor holds from now on, of the least advanced fragment; written while it is torn."""
         self._version[0] = version
 
     def read_version(self) -> int:

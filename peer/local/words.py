@@ -120,7 +120,7 @@ class Scored(_Local, frozen=True, kw_only=True, tag="scored"):
         b""  # the float32 of each window's nats a token, in their order; none where `why_not` says why
     )
     data: bytes = b""  # the fingerprint of what was read
-    why_not: str = ""
+    why_not: str = ""  # a `ScoreCause`
     seconds: float = 0.0  # that it took, in which nothing was learned
 
 
@@ -319,5 +319,9 @@ def to_trainer(raw: bytes) -> ToTrainer:
     return _to_trainer.decode(raw)
 
 
-def peer_here(raw: bytes) -> PeerHere:
-    return msgspec.msgpack.decode(raw, type=PeerHere)
+def peer_here(raw: bytes) -> PeerHere | None:
+    """None: of another version of farflung."""
+    try:
+        return msgspec.msgpack.decode(raw, type=PeerHere)
+    except msgspec.MsgspecError:
+        return None

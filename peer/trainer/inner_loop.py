@@ -43,7 +43,7 @@ from farflung.peer.trainer.copy_queues import LASTING
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.pending_delta import PendingDelta
-from farflung.protocol.errors import UserError
+from farflung.protocol.errors import ScoreCause, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.process import failpoints
@@ -424,18 +424,23 @@ class InnerLoop:
                 return act()
         finally:
             self.layout.put_back(self._model, before, 0, total)
+            self.machine.on_waited(self._clock())  # that was no part of a step
 
     def _scored(self, word: Score) -> Scored:
         """The agent asks while it holds that version: it counts if it still does when it hears the answer."""
         if (held_out := self.held_out) is None:
-            return Scored(number=word.number, why_not="its script computes none")
+            return Scored(number=word.number, why_not=ScoreCause.NO_SCRIPT)
         began = self._clock()
         try:
             found = self.at_version(lambda: held_out.answer(word), patience_s=0.0)
         except VersionArriving:
-            found = Scored(number=word.number, why_not="the next version is arriving")
-        self.machine.on_waited(now := self._clock())
-        return msgspec.structs.replace(found, seconds=now - began)
+            found = Scored(number=word.number, why_not=ScoreCause.PASSED)
+        except (
+            Exception
+        ) as error:  # the outermost call of the script's code: training goes on without a figure
+            self._warn(f"the held-out loss was not computed: {type(error).__name__}: {error}")
+            found = Scored(number=word.number, why_not=ScoreCause.FAILED)
+        return msgspec.structs.replace(found, seconds=self._clock() - began)
 
     def _go_ahead(self, fragment: int, slot: int) -> None:
         self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])

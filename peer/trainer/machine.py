@@ -70,6 +70,7 @@ from farflung.peer.trainer.effects import (
     Warn,
     WriteAnchor,
 )
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import BOOKS_FRAGMENT, ModelSchema
 from farflung.protocol.run_terms import Terms
@@ -262,7 +263,7 @@ class TrainerMachine:
                 self.leases.on_leases(leases, unsure)
             case Score(number=number, versions=versions):
                 if tuple(account.version for account in self.accounts) != versions:
-                    return [SayWord(Scored(number=number, why_not="its trainer has another version"))]
+                    return [SayWord(Scored(number=number, why_not=ScoreCause.PASSED))]
                 return [ComputeScore(word)]
             case Finish():
                 return [*self._undo_last_steps(), *self._end(now, stopped=False)]

@@ -82,7 +82,7 @@ def test_trackers_get_it_with_the_newest_round(tmp_path: Path) -> None:
     rows = Rows(tmp_path).news()
     assert [row.number for row in rows] == [1, 1]
     assert rows[1].values == {
-        "run/version": 1.0, "held_out/loss": 2.5, "held_out/perplexity": 12.18249, "held_out/bits_per_byte": 0.9,
+        "held_out/version": 1.0, "held_out/loss": 2.5, "held_out/perplexity": 12.18249, "held_out/bits_per_byte": 0.9,
     }  # fmt: skip
 
 

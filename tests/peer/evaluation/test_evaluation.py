@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 
 from farflung.checkpoints.result_log import ResultLog
-from farflung.peer.evaluation.evaluation import LONGEST_S, PeerEvaluation
+from farflung.peer.evaluation.evaluation import LONGEST_S, QUESTIONS_MOST, PeerEvaluation
 from farflung.peer.local.words import Bye, Score, Scored
 from farflung.peer.machine.effects import TellTrainer
 from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import TrainerProxy
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import ScoreBeat, ScoreTick
 from farflung.protocol.model_schema import Fragment
@@ -78,12 +79,35 @@ def test_words_of_others_are_for_others() -> None:
     assert Peer().mode.on_trainer(Bye(reason="over"), b"", 0.0) is None
 
 
-def test_another_order_is_another_question() -> None:
+def test_another_order_is_another_question_once_the_first_is_answered() -> None:
     peer = Peer()
     peer.tick(ORDER)
-    assert [each.number for each in peer.tick(ScoreTick(8, (0,), b"\x01"))] == [8]
-    assert not peer.hears() and peer.mode.sections == (), "that was the answer to the first"
-    assert peer.hears(number=8)
+    assert peer.tick(ScoreTick(8, (0,), b"\x01")) == []
+    found = peer.mode.on_trainer(Scored(number=7, nats=NATS), b"", 1.0)
+    assert found is not None and not found.beat and [each.number for each in peer.asked(found.effects)] == [8]
+    assert peer.mode.sections == (), "that was the answer to the first"
+    assert peer.hears(number=8, nats=NATS[:4])
+
+
+def test_of_one_version_no_more_is_computed_than_an_honest_run_asks() -> None:
+    """A coordinator that asks again and again gets nothing else out of a peer's time."""
+    peer, asked = Peer(), 0
+    for number in range(1, 50):
+        asked += len(peer.tick(ScoreTick(number, (0,), b"\x05")))
+        peer.mode.on_trainer(Scored(number=number, nats=NATS), b"", 1.0)
+    assert asked == QUESTIONS_MOST
+    peer.part.fill(1)
+    assert len(peer.tick(ScoreTick(90, (1,), b"\x05"))) == 1
+
+
+def test_what_is_no_loss_of_each_window_is_not_sent() -> None:
+    """A beat that can't be read would cost the peer its place in the run."""
+    for nats in (b"", NATS[:4], NATS + b"1234", bytes(100_000)):
+        peer = Peer()
+        peer.tick(ORDER)
+        assert peer.hears(nats=nats)
+        [said] = peer.mode.sections
+        assert isinstance(said, ScoreBeat) and said.why_not == ScoreCause.FAILED and not said.nats
 
 
 def test_a_trainer_that_is_just_loading_or_not_there_is_asked_later() -> None:
@@ -110,7 +134,7 @@ def test_a_version_that_is_over_is_said_to_be() -> None:
     peer.part.fill(1)
     assert peer.tick(ORDER) == []
     [said] = peer.mode.sections
-    assert isinstance(said, ScoreBeat) and said.why_not == "the next version is here" and not said.nats
+    assert isinstance(said, ScoreBeat) and said.why_not == ScoreCause.PASSED and not said.nats
 
 
 def test_what_was_computed_counts_only_if_the_version_is_here_still() -> None:
@@ -137,13 +161,17 @@ def test_a_trainer_that_computes_takes_no_steps_and_does_not_count_as_stuck_for_
     assert peer.training.stepping, "it may hang"
     peer.hears()
     peer.tick(ScoreTick(8, (0,), b"\x01"))
-    peer.hears(number=8)
+    peer.hears(number=8, nats=NATS[:4])
     assert peer.training.stepping
 
 
-def test_a_long_reason_is_cut() -> None:
-    peer = Peer()
-    peer.tick(ORDER)
-    peer.hears(nats=b"", why_not="x" * 500)
-    [said] = peer.mode.sections
-    assert isinstance(said, ScoreBeat) and len(said.why_not) == 200
+def test_a_trainer_that_hangs_counts_as_stuck_also_where_nobody_asks_any_more() -> None:
+    for order in (None, ScoreTick(8, (0,), b"\x01")):
+        peer = Peer()
+        peer.training.load(0, 0, None)
+        peer.training.on_loaded(0)
+        peer.tick(ORDER, now=0.0)
+        peer.tick(order, now=LONGEST_S - 1)
+        assert not peer.training.stepping
+        peer.mode.on_timer(LONGEST_S, inside=True)
+        assert peer.training.stepping

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,10 @@ from torch import Tensor
 
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.llama import Llama
-from farflung.peer.evaluation.windows import NOT_FINITE, UNREADABLE, HeldOutText, made
+from farflung.peer.evaluation.windows import READ_AGAIN_S, HeldOutText, made
 from farflung.peer.local.words import Score, Scored
 from farflung.protocol.digests import mask_of, mask_to_bytes
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.manifest import Manifest
 
 ROW = 9  # tokens
@@ -92,34 +95,60 @@ def test_the_text_that_every_peer_has_is_what_it_holds_out() -> None:
 
 def test_too_few_rows_are_told_to_everybody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = ask(HeldOutText(manifest(), str(folder(tmp_path, 15)), Rows()), 0)
-    assert said.why_not == "[eval] source has 15 rows, fewer than windows (16)" and not said.nats
-    assert "nothing is evaluated here" in caplog.text
+    assert said.why_not == ScoreCause.FEW_ROWS and not said.nats
+    assert "[eval] source has 15 rows, fewer than windows (16)" in caplog.text
 
 
 def test_what_lies_on_this_machine_is_told_to_its_owner_alone_and_read_once_it_is_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
     held_out = folder(tmp_path, 20) / "held_out" / "held_out.bin"
     raw = held_out.read_bytes()
     held_out.write_bytes(raw[:-1])
     text = HeldOutText(manifest(), str(tmp_path), Rows())
-    assert ask(text, 0).why_not == UNREADABLE and str(tmp_path) not in UNREADABLE
+    assert ask(text, 0).why_not == ScoreCause.UNREADABLE
     assert "held_out.bin" in caplog.text
     held_out.write_bytes(raw)
+    assert ask(text, 0).why_not == ScoreCause.UNREADABLE, "it is not tried at each question"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + READ_AGAIN_S)
     assert nats(ask(text, 0)) == [0.0]
 
 
 def test_tokens_that_the_model_has_not_are_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said = ask(HeldOutText(manifest(), str(folder(tmp_path, 400)), Rows()), 15)
-    assert said.why_not == UNREADABLE
+    assert said.why_not == ScoreCause.UNREADABLE
     assert "[eval] source: row 399 has token 399, and [model] vocab is 256" in caplog.text
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0])
 def test_a_loss_that_is_no_number_is_no_answer(odd: float, tmp_path: Path) -> None:
     text = HeldOutText(manifest(), str(folder(tmp_path, 20)), lambda rows: torch.full((len(rows),), odd))
-    assert ask(text, 0, 1).why_not == NOT_FINITE
+    assert ask(text, 0, 1).why_not == ScoreCause.ODD_LOSSES
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda rows: rows.float(),
+        lambda rows: torch.tensor(1.0),
+        lambda rows: [1.0] * len(rows),
+        lambda rows: None,
+    ],
+)
+def test_what_is_not_a_loss_of_each_row_is_told_and_not_sent(
+    given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one for each token: a mean was forgotten."""
+    said = ask(HeldOutText(manifest(), str(folder(tmp_path, 20)), given), 0, 1)
+    assert said.why_not == ScoreCause.ODD_LOSSES and not said.nats
+    assert "of 2 rows the script gave" in caplog.text
+
+
+def test_of_a_scripts_model_nobody_here_knows_the_vocabulary(tmp_path: Path) -> None:
+    found = Manifest.model_validate(manifest().model_dump() | {"model": {"kind": ""}})
+    assert nats(ask(HeldOutText(found, str(folder(tmp_path, 400)), Rows()), 15)) == [399.0]
 
 
 def test_bits_beyond_the_windows_are_not_computed(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from farflung.peer.trainer import api
 from farflung.peer.trainer.api import Run
 from farflung.peer.trainer.inner_loop import InnerLoop, MeanLoss
 from farflung.peer.trainer.run_optimizer import RunSteps
-from farflung.protocol.errors import Refused, UserError
+from farflung.protocol.errors import Refused, ScoreCause, UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
 from farflung.protocol.round_words import Used
@@ -1099,20 +1099,33 @@ def test_windows_are_computed_with_the_version_and_the_model_is_afterwards_as_it
 
 def test_it_is_asked_of_another_version_than_it_has(trainer: Trainer) -> None:
     trainer.loop.held_out = Sees(trainer)
-    assert scored(trainer, 3).why_not == "its trainer has another version"
+    assert scored(trainer, 3).why_not == ScoreCause.PASSED
 
 
 def test_a_script_that_computes_no_losses_says_so(trainer: Trainer) -> None:
-    assert scored(trainer, 0).why_not == "its script computes none"
+    assert scored(trainer, 0).why_not == ScoreCause.NO_SCRIPT
 
 
 def test_while_the_next_version_arrives_nothing_is_computed(trainer: Trainer) -> None:
     trainer.loop.held_out = sees = Sees(trainer)
     trainer.shared.mark_torn(True)
     before = trainer.flat()
-    assert scored(trainer, 0).why_not == "the next version is arriving" and not sees.seen.numel()
+    assert scored(trainer, 0).why_not == ScoreCause.PASSED and not sees.seen.numel()
     trainer.shared.mark_torn(False)
     assert torch.equal(trainer.used_cells(trainer.flat()), trainer.used_cells(before) - 0.25)
+
+
+def test_a_script_whose_losses_fail_trains_on(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trainer.loop.held_out = sees = Sees(trainer)
+
+    def fails() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    sees.meanwhile = fails
+    before = trainer.flat()
+    assert scored(trainer, 0).why_not == ScoreCause.FAILED
+    assert torch.equal(trainer.used_cells(trainer.flat()), trainer.used_cells(before) - 0.25)
+    assert "the held-out loss was not computed: RuntimeError: CUDA out of memory" in caplog.text
 
 
 def test_what_the_scripts_own_code_makes_of_a_version_leaves_the_model_as_it_was(trainer: Trainer) -> None:
