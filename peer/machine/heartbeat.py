@@ -292,6 +292,7 @@ class HeartbeatBuilder:
         """`amended`: how many amendments are known; `kept`: the number of the newest head that is kept."""
         vitals = self.vitals
         begins_more = not self.leaving or training.stays_for_round
+        begins_more = begins_more and not training.leases.in_doubt
         self._told_punched = vitals.reach.punched
         shelf = (ShelfBeat(vitals.shelf),) if vitals.shelf else ()
         kept_no = (KeptBeat(kept),) if kept else ()

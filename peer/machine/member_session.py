@@ -474,7 +474,7 @@ class MemberSession:
             return []
         rounds = self.part.replicas[plan.fragment].rounds
         before = rounds.flight
-        effects = self.part.on_plan(plan, self.training.works[plan.fragment].frozen, now)
+        effects = self.part.on_plan(plan, self.training.offered(plan.fragment), now)
         if rounds.flight is not before:
             reports.begin_round(plan.fragment)
             if rounds.contribution is None:

@@ -92,6 +92,10 @@ class TrainerProxy:
         busy = self.attached and not self.waiting and not self.leases.want and not self.away
         return busy and all(not work.fresh for work in self.works.values())
 
+    def offered(self, fragment: int) -> Frozen | None:
+        """What a round of the fragment may use."""
+        return None if self.leases.in_doubt else self.works[fragment].frozen
+
     # ---- loading ------------------------------------------------------------------------------------------
 
     def load(self, fragment: int, version: int, consumed: Frozen | None) -> list[Effect]:
@@ -254,6 +258,12 @@ class LeasesHeld:
             self.held.pop(lease_id, None)
         self._doubtful -= mine
         return bool(mine)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Samples behind unmerged work may be somebody else's by now.  A trainer that has read them to the end names
+        them no more, so that the coordinator could not see that it must not take that work."""
+        return bool(self._doubtful)
 
     @property
     def known(self) -> set[int]:

@@ -470,6 +470,20 @@ STATE = (
         LANE,
     ),
     Mutant(
+        "P7 no round uses work while samples behind it may be somebody else's",
+        "peer/machine/trainer_proxy.py",
+        "return None if self.leases.in_doubt else self.works[fragment].frozen",
+        "return self.works[fragment].frozen",
+        ("tests/peer/machine/test_trainer_sync.py",),
+    ),
+    Mutant(
+        "P7 nor says that it is ready for one",
+        "peer/machine/heartbeat.py",
+        "begins_more = begins_more and not training.leases.in_doubt",
+        "begins_more = begins_more and True",
+        ("tests/peer/machine/test_trainer_sync.py",),
+    ),
+    Mutant(
         "a freeze that crossed a load does not count",
         "peer/machine/trainer_proxy.py",
         "if self.loading or self._is_forgotten:\n            # It crossed",

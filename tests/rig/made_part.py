@@ -113,8 +113,8 @@ class MadePart:
         )
 
     def opens(self, fragment: int, round_no: int = 1, version: int = 0) -> list[Effect]:
-        frozen = self.training.works[fragment].frozen
-        return self.part.on_plan(plan_of(fragment, round_no, version), frozen, 0.0)
+        offered = self.training.offered(fragment)
+        return self.part.on_plan(plan_of(fragment, round_no, version), offered, 0.0)
 
     def decides(self, round_no: int = 1) -> list[Effect]:
         return self.part.on_decision(Decision(round_no, 1, (0.5, 0.5), {}), 0.0)

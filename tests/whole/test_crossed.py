@@ -46,6 +46,11 @@ def test_P14_a_disk_that_is_lost_in_mid_batch_with_no_commit_of_it_costs_no_seat
     assert finished_of(range(31462, 31463)) == 1
 
 
+def test_P7_who_comes_back_with_work_on_samples_of_others_gets_none_of_it_committed() -> None:
+    """It knew a lease no more that one fragment had lost track of, before it heard that this was somebody else's."""
+    assert finished_of(range(91228, 91229)) == 1
+
+
 @pytest.mark.hard
 @pytest.mark.parametrize("piece", pieces(3))
 def test_no_promise_is_broken_where_more_worlds_cross(piece: int) -> None:

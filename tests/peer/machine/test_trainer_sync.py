@@ -7,8 +7,9 @@ from farflung.peer.local.words import Finish, LoadState, ResumeSteps
 from farflung.peer.machine.checkpoint_policy import Undoing
 from farflung.peer.machine.effects import Effect, Note, Resolve
 from farflung.peer.machine.fragment_rounds import Idle, Merged, Owning
+from farflung.peer.machine.heartbeat import HeartbeatBuilder
 from farflung.peer.machine.held_fragment import Current, Empty
-from farflung.protocol.messages import Lease
+from farflung.protocol.messages import Beat, Lease
 from farflung.protocol.round_words import Used
 from farflung.protocol.states import Goal
 from rig.made_part import MadePart, commit_of, digest_of, notes, told, word_of
@@ -27,6 +28,21 @@ class Ann(MadePart):
     def contributes(self, fragment: int = 0, used: tuple[Used, ...] = ()) -> None:
         self.freezes(fragment, used=used)
         self.opens(fragment)
+
+    def loses_track(self, fragment: int) -> list[Effect]:
+        """Version 9 comes as state, without the commits up to it."""
+        replica = self.replica(fragment)
+        replica.on_commit(commit_of(fragment, round_no=3, version=3), 0.0)
+        replica.on_tick(word_of(fragment, 9, donors=("bob",), verified=False))
+        replica.held.fill()
+        replica.unfilled(True, {chunk: (9, b"") for chunk in replica.fragment.chunks})
+        replica.advance(0.0)
+        return self.exchange.on_sealed(fragment, 9, digest_of(fragment, 9))
+
+    def is_ready(self, fragment: int) -> bool:
+        beat = HeartbeatBuilder(lambda said: bytes(64)).beat(self.part, self.training).message
+        assert isinstance(beat, Beat)
+        return any(said.fragment == fragment and said.ready for said in beat.fragments)
 
 
 def loads(effects: list[Effect]) -> list[tuple[int, int, str]]:
@@ -148,13 +164,7 @@ def test_P7_whoever_missed_a_commit_drops_its_work_and_asks_which_samples_are_it
     ann = Ann()
     ann.training.leases.on_told(LEASES)
     ann.contributes(0, used=(Used(1, 6),))
-    replica = ann.replica(0)
-    replica.on_commit(commit_of(0, round_no=3, version=3), 0.0)
-    replica.on_tick(word_of(0, 9, donors=("bob",), verified=False))
-    replica.held.fill()
-    replica.unfilled(True, {0: (9, b""), 1: (9, b"")})
-    replica.advance(0.0)
-    effects = ann.exchange.on_sealed(0, 9, digest_of(0, 9))
+    effects = ann.loses_track(0)
     assert loads(effects) == [(0, 9, "drop")]
     assert notes(effects) == ["away for too long to know whether my last contribution counted: it is dropped"]
     assert ann.training.leases.unsure and not ann.training.leases.held
@@ -285,6 +295,39 @@ def test_a_void_lease_that_nobody_here_knows_changes_nothing() -> None:
     ann.contributes(0)
     assert ann.exchange.on_void((9,)) == []
     assert ann.replica(0).rounds.contribution is not None and not ann.replica(0).rounds.contribution.disowned
+
+
+def test_P7_while_samples_behind_the_work_may_be_somebody_elses_no_round_gets_it() -> None:
+    """Fragment 1 lost track, and the trainer does not name the lease any more that fragment 0 owes work on: the
+    coordinator could not see that its samples went to others."""
+    ann = Ann()
+    ann.training.leases.on_told(LEASES)
+    ann.contributes(1, used=(Used(1, 8),))
+    ann.freezes(0, used=(Used(1, 8),))
+    assert ann.is_ready(0) and ann.training.offered(0) is not None
+    assert loads(ann.loses_track(1)) == [(1, 9, "drop")]
+    assert not ann.is_ready(0) and ann.training.offered(0) is None
+    ann.training.leases.on_told(LEASES[1:])
+    ann.freezes(0, used=(Used(2, 12),))
+    assert not ann.is_ready(0), "of lease 1 it has heard nothing"
+    ann.opens(0)
+    assert ann.replica(0).rounds.contribution is None, "the coordinator had counted on it already"
+    ann.part.on_aborted(1)
+    dropped = ann.tick(word_of(0, 0), word_of(1, 9), void=(1,))
+    assert loads(dropped) == [(0, 0, "drop"), (1, 9, "drop")]
+    ann.training.on_loaded(0)
+    ann.freezes(0, used=(Used(2, 12),))
+    assert ann.is_ready(0) and ann.training.offered(0) is not None
+
+
+def test_P6_work_on_samples_that_are_told_to_be_its_own_still_is_for_the_next_round() -> None:
+    ann = Ann()
+    ann.training.leases.on_told(LEASES)
+    ann.contributes(1, used=(Used(1, 8),))
+    ann.freezes(0, used=(Used(1, 8),))
+    ann.loses_track(1)
+    ann.training.leases.on_told(LEASES)
+    assert ann.is_ready(0) and ann.training.offered(0) is not None
 
 
 # ---- the run goes back ---------------------------------------------------------------------------------------
