@@ -1,5 +1,5 @@
 """All of farflung that needs a GPU, in steps of their own: tests, the built-in model, a trainer's freeze and load, the
-step, the codecs, and peers of a run beside one process (examples/gpu_diloco.py).
+step, the codecs, and peers of a run beside one process (benchmarks/learning/gpu_diloco.py).
 
     python benchmarks/gpu.py [--out gpu_figures] [--deadline 560] [--only NAME,NAME] [--tiny]
 
@@ -216,7 +216,7 @@ def codecs(tiny: bool) -> Figures:
 def learning(*words: str) -> Callable[[bool], Figures]:
     def step(tiny: bool) -> Figures:
         found: Figures = measured_by(
-            ["examples/gpu_diloco.py", "--json", *words, *(["--tiny"] if tiny else [])]
+            ["benchmarks/learning/gpu_diloco.py", "--json", *words, *(["--tiny"] if tiny else [])]
         )
         return found
 

@@ -243,7 +243,8 @@ def inner_optimizer(
     """
     asked = OptimizerOptions(model, lr, betas, weight_decay, adamw)
     if word == "adamw":
-        return AdamW(asked.trained, lr, betas, weight_decay=weight_decay)
+        on_gpu = all(each.is_cuda for each in asked.trained)  # there all of it is one kernel
+        return AdamW(asked.trained, lr, betas, weight_decay=weight_decay, fused=on_gpu or None)
     if word == "muon":
         return muon(model, lr, betas, weight_decay, adamw=adamw)
     if word not in PACKAGED:

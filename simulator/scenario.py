@@ -162,7 +162,7 @@ class Scenario:
         lines = (self.drop, self.duplicate, self.slow, self.damaged, self.cut_per_s)
         deaths = (self.kill_per_effect, self.deaths_per_s, self.trainer_crash_per_s, self.blackout_at_s)
         neighbours = (self.apart, self.mute, self.damages, self.slanders)
-        return not any((*lines, *deaths, *neighbours, self.leave_per_s))
+        return not any((*lines, *deaths, *neighbours, self.leave_per_s, self.loses))
 
     def without_chance(self) -> Scenario:
         """No frame is lost, late or doubled, and nobody dies or is cut off at random."""

@@ -185,7 +185,7 @@ class Evaluation(CoordinatorMode):
         self._dice = Dice(tools.random)
         self._now: Evaluating | None = None
         self._settled: tuple[int, int, float] = 0, 0, 0.0  # era and version that may be due, and since when
-        self._told_why = ""  # nobody could compute anything
+        self._told_causes: frozenset[ScoreCause] = frozenset()  # by which nobody could compute anything last
         self._over = 0, 0  # era and version of the one that was looked at last, whatever came of it
 
     @property
@@ -282,7 +282,8 @@ class Evaluation(CoordinatorMode):
             why = "; ".join(
                 f"{count} peer{'s' if count > 1 else ''}: {cause.told}" for cause, count in counts
             )
-            is_news, self._told_why = why not in ("", self._told_why), why
+            causes = frozenset(now.why_not.values())
+            is_news, self._told_causes = not causes <= self._told_causes, causes
             (core.note if is_news else core.log)(
                 f"version {now.version} is not evaluated: {why or 'nobody answered before the next version'}"
             )

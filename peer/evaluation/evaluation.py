@@ -28,7 +28,7 @@ QUESTIONS_MOST = 2
 
 
 @dataclass
-class Questions:
+class ScoreQuestions:
     """What the trainer was asked: one thing at a time, and of one version no more than an honest run asks."""
 
     versions: tuple[int, ...] = ()  # of the newest question
@@ -49,7 +49,7 @@ class PeerEvaluation(PeerMode):
         self._part, self._proxy = part, training
         self._order: ScoreTick | None = None
         self._answer: ScoreBeat | None = None
-        self._questions = Questions()
+        self._questions = ScoreQuestions()
 
     @property
     def sections(self) -> tuple[OfBeat, ...]:
@@ -63,7 +63,7 @@ class PeerEvaluation(PeerMode):
 
     def on_timer(self, now: float, inside: bool) -> list[Effect]:
         if not self._proxy.attached:
-            self._questions = Questions()  # the next one knows of none
+            self._questions = ScoreQuestions()  # the next one knows of none
         elif self._questions.open and now - self._questions.asked_at >= LONGEST_S:
             self._proxy.away = False
         return self._ask(now)

@@ -435,9 +435,7 @@ class InnerLoop:
             found = self.at_version(lambda: held_out.answer(word), patience_s=0.0)
         except VersionArriving:
             found = Scored(number=word.number, why_not=ScoreCause.PASSED)
-        except (
-            Exception
-        ) as error:  # the outermost call of the script's code: training goes on without a figure
+        except Exception as error:  # the outermost call of the script's code: training goes on
             self._warn(f"the held-out loss was not computed: {type(error).__name__}: {error}")
             found = Scored(number=word.number, why_not=ScoreCause.FAILED)
         return msgspec.structs.replace(found, seconds=self._clock() - began)

@@ -1,4 +1,4 @@
-"""examples/gpu_diloco.py as somebody without a GPU tries it: four peers beside one process, by one command."""
+"""make gpu as somebody without a GPU tries it: its steps, and four peers beside one process, by one command."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from rig.waiting import LONG_S
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpu_diloco.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "learning" / "gpu_diloco.py"
 
 
 def ran(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLE), *words]
+    command = [sys.executable, str(SCRIPT), *words]
     # Four peers with a thread for each core would wait for each other.
     few = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=3 * LONG_S, env=few, check=False)
@@ -43,7 +43,7 @@ def test_a_peer_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
     """Else three of four would wait for it, and the time of a GPU is gone."""
     peer = tmp_path / "gpu_diloco_peer.py"
     peer.write_text("import sys, time\nif 'peer-1' in sys.argv[3]: sys.exit(3)\ntime.sleep(600)\n")
-    driver = EXAMPLE.read_text().replace('Path(__file__).with_name("gpu_diloco_peer.py")', f'Path("{peer}")')
+    driver = SCRIPT.read_text().replace('Path(__file__).with_name("gpu_diloco_peer.py")', f'Path("{peer}")')
     (tmp_path / "driver.py").write_text(driver)
     words = [sys.executable, str(tmp_path / "driver.py"), "--tiny", "--arm", "run"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LONG_S, check=False)
@@ -55,7 +55,7 @@ def test_a_peer_that_fails_ends_the_others_at_once(tmp_path: Path) -> None:
 def test_steps_of_make_gpu_run_on_a_cpu_and_what_is_cut_off_takes_nothing_from_the_others(
     tmp_path: Path,
 ) -> None:
-    gpu = EXAMPLE.parents[1] / "benchmarks" / "gpu.py"
+    gpu = SCRIPT.parents[1] / "gpu.py"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(gpu), "--tiny", "--out", str(tmp_path / "figures"), *words]

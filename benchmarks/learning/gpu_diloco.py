@@ -1,7 +1,7 @@
 """One GPU as several peers of a run (int8, 50 steps a round), beside one process that learns from as many samples.
 
-python examples/gpu_diloco.py           a Llama of 14 million parameters, 2,400 steps of 128 windows, on a GPU
-python examples/gpu_diloco.py --tiny    a small one, on a CPU too: that it works, and nothing about a GPU
+    python benchmarks/learning/gpu_diloco.py          14 million parameters, 2,400 steps of 128 windows, on a GPU
+    python benchmarks/learning/gpu_diloco.py --tiny   a small one, on a CPU too: that it works, and nothing about a GPU
 
 `--peers N`: so many peers (4); `--arm run` or `--arm alone`: only these, or only the one process.  It prints both loss
 curves; with --json, one line for programs.  `--out FOLDER` keeps what each process wrote, a line a round.

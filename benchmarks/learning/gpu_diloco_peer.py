@@ -1,7 +1,7 @@
 """The training script of gpu_diloco.py: a byte-level Llama as a peer of a run, or alone with the batches of all peers.
 
-python examples/gpu_diloco_peer.py tiny|gpu RUN.toml OUT.json           alone
-python examples/gpu_diloco_peer.py tiny|gpu RUN.toml OUT.json URL KEY   a peer
+python benchmarks/learning/gpu_diloco_peer.py tiny|gpu RUN.toml OUT.json           alone
+python benchmarks/learning/gpu_diloco_peer.py tiny|gpu RUN.toml OUT.json URL KEY   a peer
 
 After each round it appends a line to OUT.jsonl, so that what is known by then is kept, whenever it is stopped.
 """
