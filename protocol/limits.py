@@ -60,6 +60,8 @@ EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kep
 
 WINDOWS_MOST = 1024  # of text that is held out: what one peer says of all of them has 4 KB
 NATS_MOST = 1e4  # of one token
+FIGURES_MOST = 8  # of a script's own, with names of so many characters
+FIGURE_CHARS = 32
 
 AUDITED_AT_ONCE = 32  # chunks in one message: their contributions' hashes fit in well
 ROUNDS_KEPT = 2  # committed ones, whose contributions their authors keep for audits

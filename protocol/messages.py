@@ -39,6 +39,7 @@ from farflung.protocol.mode_words import (
     BatchBeat,
     BatchTick,
     EncodeTick,
+    FiguresBeat,
     Keep,
     KeptBeat,
     KeptReceipts,
@@ -88,7 +89,7 @@ Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
 TAG_BYTES = 8  # of a nonce, to tell which one was meant
 ShownTag = Annotated[bytes, Meta(max_length=TAG_BYTES + 32)]
 # What modes may add to these, one of each.
-OfBeat = BatchBeat | ScoreBeat | ReachBeat | ShelfBeat | KeptBeat
+OfBeat = BatchBeat | ScoreBeat | FiguresBeat | ReachBeat | ShelfBeat | KeptBeat
 OfFragmentBeat = AheadBeat
 OfTick = BatchTick | ServeTick | ScoreTick | ReachTick
 OfFragmentTick = AheadTick | EncodeTick

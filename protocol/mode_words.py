@@ -7,7 +7,7 @@ nothing else of the core names one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,8 @@ from farflung.protocol.limits import (
     AUDITED_AT_ONCE,
     CHUNKS_PER_FRAGMENT,
     CONTROL_BIN_BYTES,
+    FIGURE_CHARS,
+    FIGURES_MOST,
     FRAGMENTS_MAX,
     MEETS_AT_ONCE,
     MEMBERS_PER_ROUND,
@@ -190,6 +192,19 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     nats: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
     data: Digest = b""  # the fingerprint of what was read
     why_not: ShortReason = ""  # a `ScoreCause`
+
+
+# What a script measures itself.
+FIGURE_NAME: Final = rf"\A[A-Za-z0-9_./-]{{1,{FIGURE_CHARS}}}\Z"
+Figures = Annotated[
+    tuple[tuple[Annotated[str, Meta(pattern=FIGURE_NAME)], float], ...], Meta(max_length=FIGURES_MOST)
+]
+
+
+class FiguresBeat(ModeSection, frozen=True, tag="figures"):
+    """The newest value of each, by my word: shown beside my name, and nothing follows from it."""
+
+    figures: Figures
 
 
 # ---- mesh -------------------------------------------------------------------------------------------------

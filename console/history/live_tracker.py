@@ -52,6 +52,7 @@ class PeerRows:
         self._last: tuple[float, float] | None = None  # (wall, tokens)
         self._rounds = 0
         self._version: float | None = None
+        self._own: dict[str, float] = {}  # the script's figures
 
     def take(self, events: Iterable[Event]) -> list[PlotRow]:
         return [
@@ -68,6 +69,10 @@ class PeerRows:
                 self._rounds += 1
                 if int(event.get("fragment") or 0) == BOOKS_FRAGMENT:
                     self._version = float(event.get("version") or 0)
+            case "logged":
+                self._own = {
+                    f"script/{name}": float(value) for name, value in (event.get("figures") or {}).items()
+                }
             case "trained":
                 return self._row(event)
             case "end":
@@ -81,7 +86,7 @@ class PeerRows:
         self.name = f"{event.get('name') or peer}-{process[:6]}"
         self.run_id = f"{self.group}-{peer}-{process[:12]}"
         self.rules = {"run": self.group, "peer": peer, "software": event.get("software")}
-        self.finished, self._last, self._rounds, self._version = False, None, 0, None
+        self.finished, self._last, self._rounds, self._version, self._own = False, None, 0, None, {}
 
     def _row(self, event: Event) -> PlotRow:
         step, wall, tokens = (float(event.get(key) or 0.0) for key in ("step", "wall", "tokens"))
@@ -89,6 +94,7 @@ class PeerRows:
         values |= {
             f"peer/{key}": float(event[key]) for key in ("loss", "grad_norm") if event.get(key) is not None
         }
+        values |= self._own
         if self._version is not None:
             values["run/version"] = self._version
         if self._last is not None and wall > self._last[0] and tokens >= self._last[1]:

@@ -293,6 +293,10 @@ def details(member: Record, status: Record) -> list[Text]:
         unit_s = known(share, "unit_s")
         each = f", {1000 * unit_s:.0f} ms of work for each" if unit_s else ""
         lines.append(f"{of}seat {count(share, 'seat')}: {count(share, 'counted')} microbatches counted{each}")
+    own = member.get("figures")
+    if isinstance(own, Mapping) and own:
+        told = ", ".join(f"{clean(name, 32)} {known(own, name) or 0.0:.4g}" for name in list(own)[:8])
+        lines.append(f"its script's figures: {told}")
     offered = [each for each in records(status, "relays_offered") if each.get("peer") == member.get("id")]
     lines += [f"offers a relay: {_relay(each)}" for each in offered]
     if member.get("left_out"):

@@ -30,7 +30,7 @@ from farflung.protocol.digests import bits, mask_of, mask_to_bytes
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.messages import Beat, OfTick
-from farflung.protocol.mode_words import ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
 from farflung.protocol.round_words import section
 
 COPIES = 3  # members that compute the same window, where there are so many
@@ -184,6 +184,7 @@ class Evaluation(CoordinatorMode):
         self._core = core
         self._dice = Dice(tools.random)
         self._now: Evaluating | None = None
+        self._figures: dict[str, dict[str, float]] = {}  # of members' scripts
         self._settled: tuple[int, int, float] = 0, 0, 0.0  # era and version that may be due, and since when
         self._told_causes: frozenset[ScoreCause] = frozenset()  # by which nobody could compute anything last
         self._over = 0, 0  # era and version of the one that was looked at last, whatever came of it
@@ -202,13 +203,20 @@ class Evaluation(CoordinatorMode):
         return (ScoreTick(now.number, now.versions, mask_to_bytes(share)),)
 
     def hear(self, peer: str, beat: Beat) -> None:
-        said = section(ScoreBeat, beat.sections)
+        said, own = section(ScoreBeat, beat.sections), section(FiguresBeat, beat.sections)
         if said is not None and self._now is not None:
             self._now.hear(peer, said)
+        self._figures.pop(peer, None)
+        if own is not None:
+            self._figures[peer] = {name: value for name, value in own.figures if math.isfinite(value)}
 
     # ---- from one version to the next --------------------------------------------------------------------
 
     def on_timer(self) -> bool:
+        alive = self._core.members.alive
+        self._figures = {peer: each for peer, each in self._figures.items() if peer in alive}
+        if not self._core.manifest.eval.source:
+            return False
         if self._now is not None:
             return self._go_on(self._now)
         version = self._due()
@@ -307,6 +315,8 @@ class Evaluation(CoordinatorMode):
         core.log(f"version {now.version}: {self._told(found)}")
 
     def busy_with(self, fragment: int) -> str:
+        if not self._core.manifest.eval.source:
+            return ""
         return (
             "its last version is evaluated" if self._now is not None or (self._due() and self._able()) else ""
         )
@@ -322,7 +332,12 @@ class Evaluation(CoordinatorMode):
         who = f"{name(found.peers[0])}'s word" if of == 1 else f"by {of} peers"
         return f"held-out loss {found.loss:.4f} nats a token ({who})"
 
+    def status_of(self, peer: str) -> Mapping[str, Any]:
+        return {"figures": self._figures[peer]} if peer in self._figures else {}
+
     def status(self) -> Mapping[str, Any]:
+        if not self._core.manifest.eval.source:
+            return {}
         core, newest = self._core, self._part.newest
         told: dict[str, Any] = {"curve": self._part.curve.told(), "next": self._next()}
         if newest is not None:
@@ -354,5 +369,4 @@ def figures_of(loss: float | None, bytes_per_token: float) -> dict[str, float | 
     return {name: None if each is None else round(each, TOLD_DIGITS) for name, each in found.items()}
 
 
-def made(core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> Evaluation | None:
-    return Evaluation(core, drivers, tools) if core.manifest.eval.source else None
+made = Evaluation

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.collectives.round.member import MemberRound
-from farflung.peer.local.words import Attach, FromTrainer, Frozen, LoadState, ResumeSteps, Scored
+from farflung.peer.local.words import Attach, FromTrainer, Frozen, LoadState, Logged, ResumeSteps, Scored
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import Me
 from farflung.peer.settings import default_path
@@ -170,6 +171,8 @@ class RoundEvents:
                 what |= {"tokens": frozen.tokens, "step": frozen.step}
                 crossed = {"crossed": True} if member.training.works[frozen.fragment].loading else {}
                 self._log.write("frozen", **what, loss=frozen.loss, **crossed)
+            case Logged(figures=figures):
+                self._log.write("logged", figures={name: value for name, value in figures if isfinite(value)})
             case Scored(nats=nats, seconds=seconds, why_not=why_not):
                 self._log.write("scored", windows=len(nats) // 4, seconds=round(seconds, 4), why_not=why_not)
 

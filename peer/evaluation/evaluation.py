@@ -1,4 +1,5 @@
-"""Evaluation at a peer: its trainer computes the loss of some windows at a version, and the coordinator hears it.
+"""Evaluation at a peer: its trainer computes the loss of some windows at a version, and the coordinator hears it, and
+of the figures that its script measures itself.
 
 Where the mode begins.  Pure.  The coordinator's ticks name a version and windows until it has heard the answer.  What
 the trainer computes is of that version only if the anchor held it from the question to the answer: it is asked while
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.peer.local.words import FromTrainer, Score, Scored
+from farflung.peer.local.words import FromTrainer, Logged, Score, Scored
 from farflung.peer.machine.effects import Effect, TellTrainer
 from farflung.peer.machine.modes import PeerMode, SessionTools, TrainerSaid
 from farflung.peer.machine.replicas import Replicas
@@ -18,7 +19,7 @@ from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.frames import Payload
 from farflung.protocol.messages import OfBeat, Tick
-from farflung.protocol.mode_words import ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import Figures, FiguresBeat, ScoreBeat, ScoreTick
 from farflung.protocol.round_words import section
 
 # So long a trainer may be at it before it counts as stuck, if it takes no steps then.
@@ -50,10 +51,12 @@ class PeerEvaluation(PeerMode):
         self._order: ScoreTick | None = None
         self._answer: ScoreBeat | None = None
         self._questions = ScoreQuestions()
+        self._figures: Figures = ()  # the script's own
 
     @property
     def sections(self) -> tuple[OfBeat, ...]:
-        return (self._answer,) if self._answer is not None else ()
+        answers = (self._answer,) if self._answer is not None else ()
+        return (*answers, FiguresBeat(self._figures)) if self._figures else answers
 
     def on_tick(self, tick: Tick, now: float) -> list[Effect]:
         order = section(ScoreTick, tick.sections)
@@ -69,6 +72,9 @@ class PeerEvaluation(PeerMode):
         return self._ask(now)
 
     def on_trainer(self, word: FromTrainer, payload: Payload, now: float) -> TrainerSaid | None:
+        if isinstance(word, Logged):
+            self._figures = word.figures
+            return TrainerSaid([])
         if not isinstance(word, Scored):
             return None
         if word.number == self._questions.open:
@@ -112,6 +118,4 @@ class PeerEvaluation(PeerMode):
 
 
 def made(tools: SessionTools) -> PeerMode | None:
-    if not tools.offer.attached.known.manifest.eval.source or tools.config.helps:
-        return None
-    return PeerEvaluation(tools.part, tools.training)
+    return PeerEvaluation(tools.part, tools.training) if not tools.config.helps else None

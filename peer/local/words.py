@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from farflung.protocol.errors import LeaveCause
 from farflung.protocol.messages import Lease
+from farflung.protocol.mode_words import Figures
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import Forward, Used
 from farflung.protocol.signing import Amendments
@@ -110,6 +111,12 @@ class Computed(_Local, frozen=True, kw_only=True, tag="computed"):
     """What the model, which holds a version and nothing else, computes."""
 
     forward: Forward
+
+
+class Logged(_Local, frozen=True, kw_only=True, tag="logged"):
+    """The newest value of each of the script's own figures."""
+
+    figures: Figures
 
 
 class Scored(_Local, frozen=True, kw_only=True, tag="scored"):
@@ -268,6 +275,7 @@ FromTrainer = (
     | Unusable
     | WorkDone
     | Computed
+    | Logged
     | Scored
     | Bye
 )

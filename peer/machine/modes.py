@@ -149,7 +149,7 @@ def hand_of(mode: str) -> ModuleType | None:
 
 def _uses(manifest: Manifest, mode: str) -> bool:
     """The others are asked in every run."""
-    return {"batches": manifest.pipeline.batch > 0, "evaluation": bool(manifest.eval.source)}.get(mode, True)
+    return mode != "batches" or manifest.pipeline.batch > 0
 
 
 def missing(manifest: Manifest) -> str:

@@ -388,6 +388,11 @@ class Run:
         if self._weight:
             self._loop.record(loss, tokens)
 
+    def log(self, name: str, value: Tensor | float) -> None:
+        """A figure of the script's own, such as an accuracy: the newest value of up to eight names is shown beside this
+        peer in the status, on the dashboard and by trackers.  Read at once: a tensor on a GPU is waited for."""
+        self._loop.log_figure(name, float(value))
+
     @property
     def batch_weight(self) -> float:
         """How much the batch that was given out last counts among those of all ranks: 1, but where data ends.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import struct
 import time
 import weakref
@@ -36,7 +37,7 @@ from farflung.peer.island.group import FarMemory
 from farflung.peer.island.ranks import ALONE, Ranks, mean_of
 from farflung.peer.island.sharded import read_as_one, whole_loss
 from farflung.peer.local.memory import SharedState, VersionArriving
-from farflung.peer.local.words import Computed, FromTrainer, Score, Scored, Shared, ToTrainer
+from farflung.peer.local.words import Computed, FromTrainer, Logged, Score, Scored, Shared, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.copy_queues import LASTING
@@ -44,7 +45,9 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.pending_delta import PendingDelta
 from farflung.protocol.errors import ScoreCause, UserError
+from farflung.protocol.limits import FIGURE_CHARS, FIGURES_MOST
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import FIGURE_NAME
 from farflung.protocol.model_schema import fragments_of
 from farflung.protocol.process import failpoints
 
@@ -153,6 +156,8 @@ class InnerLoop:
         self._losses = MeanLoss()
         self._was_told_loss = False  # or has said that it was not
         self._loss: float | None = None
+        self._figures: dict[str, float] = {}  # the script's own
+        self._figures_told: dict[str, float] = {}
         self.held_out: HeldOut | None = None  # what [eval] names, where the script computes losses of it
         self._loss_at = self._gradient_at = -math.inf
 
@@ -247,6 +252,18 @@ class InnerLoop:
             self._losses.add(loss)
         self._said_tokens = tokens
 
+    def log_figure(self, name: str, value: float) -> None:
+        """Of the script's own; told with the next loss."""
+        if not re.fullmatch(FIGURE_NAME, name):
+            raise UserError(
+                f"run.log: expected a name of 1 to {FIGURE_CHARS} of A-Z, a-z, 0-9, _ . / and -, found {name!r}"
+            )
+        if name not in self._figures and len(self._figures) >= FIGURES_MOST:
+            raise UserError(
+                f"run.log: {name!r} would be the {FIGURES_MOST + 1}th figure, at most {FIGURES_MOST} are shown"
+            )
+        self._figures[name] = value
+
     def before_step(self) -> None:
         """Before every optimizer step."""
         self._say_what_is_computed()
@@ -286,6 +303,9 @@ class InnerLoop:
             self._loss_at = now
             loss = self._losses.read()
             self._loss = self._loss if loss is None else loss
+            if self._figures != self._figures_told:
+                self._figures_told = dict(self._figures)
+                self._channel.send(Logged(figures=tuple(self._figures.items())))
         is_due = now - self._gradient_at >= GRADIENT_EVERY_S
         if is_due:
             self._gradient_at = now

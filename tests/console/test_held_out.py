@@ -17,9 +17,11 @@ from test_recording import ALICE, BOB, journals, recorded, written
 from test_trackers import Rows, add, commit, host
 
 from farflung.checkpoints.checkpoint_manifest import JoinedStages
+from farflung.console.history.live_tracker import PeerRows
 from farflung.console.history.plots import picture_of
 from farflung.console.history.replay import Replay
 from farflung.console.model_card import card_of
+from farflung.console.screen.dashboard import details
 from farflung.console.web.page import chart, parts_of
 from farflung.console.web.public import shown
 from rig.made_model import MadeRun
@@ -119,3 +121,18 @@ def test_the_model_card_has_that_of_the_newest_version_until_its_own(tmp_path: P
         add(journal, [EVENT | {"wall": 3000.0, "pos": 90 + version, "version": version, "loss": loss}])
     row = "| held-out loss | 2.5000 nats a token, 0.9000 bits a byte at version 2, by 2 peers |"
     assert row in card_of(facts(run, found), "transformers"), "not of version 3"
+
+
+def test_figures_of_a_peers_script_are_among_its_details_and_in_its_tracker() -> None:
+    member = SAMPLE["members"][0] | {"figures": {"accuracy": 0.75, "f1": "odd"}}
+    [line] = [each.plain for each in details(member, SAMPLE) if "script" in each.plain]
+    assert line == "its script's figures: accuracy 0.75, f1 0"
+    rows = PeerRows(1)
+    plain = {"pid": 1, "wall": 1.0}
+    told = [
+        {**plain, "event": "start", "peer": ALICE, "process": "ab", "run": "demo"},
+        {**plain, "event": "logged", "figures": {"accuracy": 0.75}},
+        {**plain, "event": "trained", "step": 3, "tokens": 9},
+    ]
+    [row] = rows.take(told)
+    assert row.values["script/accuracy"] == 0.75

@@ -28,6 +28,7 @@ from farflung.protocol.mode_words import (
     Complaint,
     DrawnChunk,
     EncodeTick,
+    FiguresBeat,
     Keep,
     KeptBeat,
     KeptReceipts,
@@ -146,6 +147,7 @@ EXAMPLES: dict[str, m.Message] = {
         sections=(
             BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (Complaint(5, True),)),
             ScoreBeat(9, bytes(8), H1, "why"),
+            FiguresBeat((("accuracy", 0.5), ("eval/f1-macro", -1e9))),
             ReachBeat(("bob",), RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""), ("cyd",)),
             ShelfBeat((Shelved(4, 0, b"1234"),)),
             KeptBeat(7),
@@ -372,6 +374,7 @@ FROZEN_PARTS = {
     ServeTick: "stage",
     ScoreTick: "number versions windows",
     ScoreBeat: "number nats data why_not",
+    FiguresBeat: "figures",
     ReachBeat: "punched relay unmet",
     ReachTick: "look meets relay",
     ShelfBeat: "shelf",
@@ -406,6 +409,20 @@ def test_control_kinds_and_fields_are_exactly_these() -> None:
     assert {kind: " ".join(cls.__struct_fields__) for kind, cls in m.KINDS.items()} == FROZEN_FIELDS
     assert {part: " ".join(part.__struct_fields__) for part in FROZEN_PARTS} == FROZEN_PARTS
     assert limits.PROTOCOL_VERSION == 11
+
+
+def test_figures_of_scripts_are_few_and_have_plain_names() -> None:
+    def sent(*figures: tuple[str, float]) -> None:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(FiguresBeat(figures)), type=FiguresBeat)
+
+    sent(
+        *((f"n{number}", 1.0) for number in range(limits.FIGURES_MOST)),
+    )
+    for odd in ("", "x" * (limits.FIGURE_CHARS + 1), "a b", "\x1b[2J", "a\nb", "a\n", "é"):
+        with pytest.raises(msgspec.ValidationError):
+            sent((odd, 1.0))
+    with pytest.raises(msgspec.ValidationError):
+        sent(*((f"n{number}", 1.0) for number in range(limits.FIGURES_MOST + 1)))
 
 
 def test_every_kind_comes_back_as_it_was_sent() -> None:

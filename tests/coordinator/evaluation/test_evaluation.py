@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 
@@ -15,7 +16,7 @@ from farflung.coordinator.run_metrics import run_metrics
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import Counters, ScoreCause
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.mode_words import ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
 from rig.made_run import BARE_BEAT, MadeRun
 
 WINDOWS = 16
@@ -72,12 +73,25 @@ class Host(MadeRun):
         return told
 
 
-def test_a_run_without_eval_has_no_such_mode() -> None:
-    host = MadeRun(Manifest())
-    tools = ModeTools(
-        lambda count: bytes(count), lambda *_: None, lambda: None, lambda _: None, lambda _: True
-    )
-    assert made(host.core, host.drivers, tools) is None
+def test_a_run_without_eval_evaluates_nothing() -> None:
+    host = Host("ann", manifest=Manifest()).after_rounds(1)
+    assert not host.mode.on_timer() and host.mode.status() == {} and not host.mode.busy_with(0)
+    assert host.order("ann") is None
+
+
+def test_figures_of_a_members_script_are_shown_beside_it_while_it_is_here() -> None:
+    host = Host("ann", "bob", manifest=Manifest())
+    peer = host.here["ann"].peer
+    figures = FiguresBeat((("accuracy", 0.5), ("odd", math.nan)))
+    host.mode.hear(peer, replace(BARE_BEAT, sections=(figures,)))
+    assert host.mode.status_of(peer) == {"figures": {"accuracy": 0.5}}
+    assert host.mode.status_of(host.here["bob"].peer) == {}
+    host.mode.hear(peer, BARE_BEAT)
+    assert host.mode.status_of(peer) == {}, "its script was started again"
+    host.mode.hear(peer, replace(BARE_BEAT, sections=(figures,)))
+    host.loses(host.here["ann"])
+    host.mode.on_timer()
+    assert host.mode.status_of(peer) == {}
 
 
 def test_every_second_version_and_the_last_are_due() -> None:

@@ -6,13 +6,13 @@ import struct
 
 from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.evaluation.evaluation import LONGEST_S, QUESTIONS_MOST, PeerEvaluation
-from farflung.peer.local.words import Bye, Score, Scored
+from farflung.peer.local.words import Bye, Logged, Score, Scored
 from farflung.peer.machine.effects import TellTrainer
 from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.messages import Tick
-from farflung.protocol.mode_words import ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
 from farflung.protocol.model_schema import Fragment
 
 ORDER = ScoreTick(7, (0,), b"\x05")
@@ -175,3 +175,13 @@ def test_a_trainer_that_hangs_counts_as_stuck_also_where_nobody_asks_any_more() 
         assert not peer.training.stepping
         peer.mode.on_timer(LONGEST_S, inside=True)
         assert peer.training.stepping
+
+
+def test_figures_of_the_script_are_told_with_every_beat() -> None:
+    peer = Peer()
+    found = peer.mode.on_trainer(Logged(figures=(("accuracy", 0.5),)), b"", 1.0)
+    assert found is not None and not found.beat and not found.effects
+    assert peer.mode.sections == (FiguresBeat((("accuracy", 0.5),)),)
+    peer.tick(ORDER)
+    peer.hears()
+    assert [type(each) for each in peer.mode.sections] == [ScoreBeat, FiguresBeat]

@@ -27,6 +27,7 @@ from farflung.peer.local.words import (
     LeasesNow,
     Loaded,
     LoadState,
+    Logged,
     NeedSamples,
     Provide,
     Provided,
@@ -1139,3 +1140,24 @@ def test_what_the_scripts_own_code_makes_of_a_version_leaves_the_model_as_it_was
         run.evaluate(lambda: 1 / 0)
     assert torch.equal(trainer.flat(), before), "also where that code fails"
     assert trainer.model.training
+
+
+def test_figures_of_the_script_are_told_with_the_next_loss_and_only_where_they_are_new(
+    trainer: Trainer,
+) -> None:
+    trainer.loop.log_figure("accuracy", 0.5)
+    trainer.loop.log_figure("accuracy", 0.75)
+    trainer.step()
+    assert [each for each in trainer.channel.take() if isinstance(each, Logged)] == [
+        Logged(figures=(("accuracy", 0.75),))
+    ]
+    trainer.now += 1.0
+    trainer.step()
+    assert not [each for each in trainer.channel.take() if isinstance(each, Logged)]
+    for name in ("", "two words", "x" * 33):
+        with pytest.raises(UserError, match="run.log: expected a name of 1 to 32"):
+            trainer.loop.log_figure(name, 1.0)
+    for number in range(7):
+        trainer.loop.log_figure(f"n{number}", 1.0)
+    with pytest.raises(UserError, match="'ninth' would be the 9th figure, at most 8 are shown"):
+        trainer.loop.log_figure("ninth", 1.0)
