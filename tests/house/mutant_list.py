@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 from mutants_of_batches import BATCHES
+from mutants_of_evaluation import EVALUATION
 from mutants_of_finding import FINDING
 from mutants_of_foresight import FORESIGHT
 from mutants_of_helpers import HELPERS
@@ -52,4 +53,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *STANDBY,
     *KEEPING,
     *MESHES,
+    *EVALUATION,
 )

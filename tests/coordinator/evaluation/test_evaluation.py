@@ -143,9 +143,11 @@ def test_the_order_is_told_until_it_is_answered_and_an_answer_counts_once() -> N
     host = Host("ann", "bob").after_rounds(2)
     assert host.mode.on_timer()
     assert host.order("ann") == host.order("ann")
+    order = host.order("ann")
     host.hears("ann", 2.0)
-    assert host.order("ann") is None
+    assert host.order("ann") is None and order is not None
     host.says_score("ann", ScoreBeat(1, b"", why_not="other"))  # of another draw
+    host.says_score("ann", ScoreBeat(order.number, struct.pack("<16f", *[9.0] * 16), b"text"))  # again
     assert not host.evaluated(), "bob is waited for"
     host.hears("bob", 2.0)
     [record] = host.evaluated()

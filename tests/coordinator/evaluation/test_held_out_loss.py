@@ -53,6 +53,12 @@ def test_two_that_contradict_each_other_make_no_figure_and_both_are_told() -> No
     assert found.means == {"ann": pytest.approx(MEAN), "bob": pytest.approx(MEAN + 1.0)}
 
 
+def test_one_that_is_contradicted_by_the_only_one_it_met_is_not_left_out() -> None:
+    """Some of those that shared its windows went away: either of the two may be the liar."""
+    found = judged({"ann": said(), "bob": said(range(8, 16), off=1.0), "cyd": said(range(8))})
+    assert found is not None and found.loss is None and not found.outvoted
+
+
 @pytest.mark.parametrize("lie", [0.0, 9.0, 1e4])
 def test_of_windows_that_are_in_doubt_nothing_is_in_the_figure(lie: float) -> None:
     odd = MemberLosses(b"text", {**said().nats, 3: lie, 7: lie})

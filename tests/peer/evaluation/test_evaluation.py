@@ -8,6 +8,7 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.peer.evaluation.evaluation import LONGEST_S, QUESTIONS_MOST, PeerEvaluation
 from farflung.peer.local.words import Bye, Logged, Score, Scored
 from farflung.peer.machine.effects import TellTrainer
+from farflung.peer.machine.held_fragment import ReplicaEvent, Rolling
 from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.errors import ScoreCause
@@ -127,6 +128,14 @@ def test_a_version_that_is_still_to_come_is_waited_for() -> None:
     assert peer.tick(ScoreTick(7, (1,), b"\x05")) == [] and peer.mode.sections == ()
     peer.part.fill(1)
     assert len(peer.asked(peer.mode.on_timer(0.1, inside=True))) == 1
+
+
+def test_while_the_next_version_is_being_calculated_nothing_is_asked() -> None:
+    """Some chunks are at that one already."""
+    peer = Peer()
+    held = peer.part.replica.held
+    held._stands(ReplicaEvent.MOVED_ON, Rolling(0, held.digest))
+    assert peer.tick(ORDER) == [] and peer.mode.sections == ()
 
 
 def test_a_version_that_is_over_is_said_to_be() -> None:
