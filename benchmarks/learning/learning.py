@@ -79,6 +79,13 @@ def schedules(base: Setting) -> Rows:
             replace(base, name="from where it stands, mix 0.5", outer={**late, "mix": 0.5}, eager="stay"),
             farflung,
         ),
+        *(
+            (
+                replace(base, name=f"streaming, alpha {alpha}", outer=streaming, rounds=two, alpha=alpha),
+                farflung,
+            )
+            for alpha in (0.0, 0.5)
+        ),
     ]
 
 

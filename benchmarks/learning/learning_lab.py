@@ -27,6 +27,7 @@ from farflung.optim.recipes import inner_of, outer_of
 from farflung.optim.schedule import rules_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.data.sample_source import permuted_range
+from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.frames import Header, Kind
 from farflung.protocol.manifest import Manifest
@@ -65,6 +66,8 @@ class Setting:
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
     eager: str = ""  # another place to train on from: "stay", or "published": see `Learner._as_published`
+    # A result is taken as https://arxiv.org/abs/2501.18512 does, with this alpha: see `Learner._load`.
+    alpha: float | None = None
     learns: bool = True  # False: for experiments that are about time alone
 
     @property
@@ -98,7 +101,7 @@ class Row:
     loss: float
     curve: list[tuple[int, float]]  # (steps, held-out loss of the anchor)
     tokens: int = 0
-    sent_bytes: int = 0  # of contributions, by one peer
+    sent_bytes: int = 0  # by one peer: contributions, and results of its chunks
     idle: float = 0.0  # of the fast peers' time: waiting for rounds
     tokens_per_s: float = 0.0  # of a fast peer, in virtual time
     seconds: float = 0.0  # that it took to compute
@@ -167,6 +170,18 @@ class Learner(VirtualTrainer):
         part.carry = owed
         self._local[part.cells] = self._loaded[part.cells] = self.host.anchor[part.cells] - moved
 
+    def _load(self, load: do.LoadAnchor) -> None:
+        """With `alpha`, of what was learned while a round was under way only that share is left; else all of it is,
+        wherever the peer then stands."""
+        part, alpha = self.parts[load.fragment], self.setting.alpha
+        stood = self._local[part.cells].clone()
+        super()._load(load)
+        if alpha is not None and load.keep == "rest":
+            anchor = self.host.anchor[part.cells]
+            values = torch.lerp(anchor, stood, alpha)
+            part.carry = anchor - values
+            self._local[part.cells] = self._loaded[part.cells] = values
+
     def _descend(self, setting: Setting, samples: Learned) -> None:
         rows = [self._window(setting.seed, epoch, sample) for epoch, sample in samples]
         loss = self.model(torch.stack(rows).long()).loss
@@ -226,7 +241,7 @@ class LearningWorld(World):
         self.invariants = Unchecked(self.model, codec_named(manifest.round.gather_codec), fragments)
         self.curve: list[tuple[int, float]] = []
         self.tokens = self.sent_bytes = self._commits = 0
-        self._counted: set[tuple[str, int, int]] = set()
+        self._counted: set[tuple[str, str, Kind, int, int]] = set()
         self._every = max(1, manifest.run.rounds * fragments // 10)
 
     def learn(self) -> Row:
@@ -282,13 +297,13 @@ class LearningWorld(World):
         delay_s = 0.01
         if header.kind in (Kind.CONTRIBUTION, Kind.RESULT):
             delay_s += self.setting.transfer * self.setting.period * STEP_S / 2
-            self._count(source, header, len(payload))
+            self._count(source, effect.to, header, len(payload))
         self.after(delay_s, lambda: self._frame_arrives(source, effect.to, header.pack(), payload))
 
-    def _count(self, source: str, header: Header, size: int) -> None:
-        """Contributions, each once: a long transfer makes owners ask again, which a real line would not need."""
-        key = (source, header.round_no, header.chunk)
-        if header.kind == Kind.CONTRIBUTION and key not in self._counted:
+    def _count(self, source: str, to: str, header: Header, size: int) -> None:
+        """Each once: a long transfer makes peers ask again, which a real line would not need."""
+        key = (source, to, header.kind, header.round_no, header.chunk)
+        if key not in self._counted:
             self._counted.add(key)
             self.sent_bytes += size
 
@@ -315,12 +330,14 @@ def synchronous(setting: Setting, workers: int) -> Row:
         if (step + 1) % max(1, setting.steps // 10) == 0:
             curve.append((step + 1, evaluate(model, CORPUS.held_out, 128, 64)))
     tokens = setting.steps * batch * CONFIG.context
+    # An all-reduce along a ring: the gradients in fp32, there and back.
+    ring_bytes = 2 * (workers - 1) * 4 * sum(p.numel() for p in model.parameters()) // workers
     return Row(
         setting.name,
         curve[-1][1],
         curve,
         tokens,
-        4 * sum(p.numel() for p in model.parameters()) * setting.steps if workers > 1 else 0,
+        ring_bytes * setting.steps,
         seconds=time.monotonic() - began,
         state=bytes_per_parameter(inner),
     )
