@@ -86,6 +86,7 @@ def schedules(base: Setting) -> Rows:
             )
             for alpha in (0.0, 0.5)
         ),
+        (replace(base, name="overlap, a round late, alpha 0.5", outer=late, alpha=0.5), farflung),
     ]
 
 

@@ -60,7 +60,7 @@ scatter_grace_s = 300.0
 dead_after_s = 300.0
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hard]
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,7 @@ class Peer:
     layout: ModelLayout
     word: str
     net: script.Net = field(default_factory=script.model)
-    sent: dict[tuple[int, int], Tensor] = field(
-        default_factory=dict
-    )  # by fragment and the version that it is for
+    sent: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # by fragment and version
     held: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -236,15 +234,10 @@ def ran(stage: Any, case: Case) -> Run:
     "case",
     [
         Case(2),
-        *(
-            pytest.param(case, marks=pytest.mark.hard)
-            for case in (
-                Case(3, "muon"),
-                Case(4),
-                Case(2, schedule="overlap", period=100),
-                Case(3, schedule="streaming", fragments=2, period=100),
-            )
-        ),
+        Case(3, "muon"),
+        Case(4),
+        Case(2, schedule="overlap", period=100),
+        Case(3, schedule="streaming", fragments=2, period=100),
     ],
     ids=lambda case: f"{case.peers} {case.word} {case.schedule}",
 )

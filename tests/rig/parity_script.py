@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 import farflung
 
-SAMPLES, WORDS, CONTEXT, WIDTH = 16_384, 64, 24, 48
+SAMPLES, WORDS, CONTEXT, WIDTH = 1 << 17, 64, 24, 48
 CLIP = 1.0
 
 
