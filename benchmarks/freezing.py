@@ -70,7 +70,9 @@ class FreezingOptions:
     rounds: Annotated[int, typer.Option(help="Rounds, the first three of which warm up.")] = 8
     device: Annotated[str, typer.Option(help="Where the model lies: cpu, or cuda.")] = "cpu"
     threads: Annotated[int, typer.Option(help="Of torch; 0: as many as it takes.")] = 0
-    json: Annotated[bool, typer.Option("--json", help="One JSON list on stdout, for scripts.")] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON list on stdout, in one line, for scripts.")
+    ] = False
 
     def __post_init__(self) -> None:
         if odd := set(self.dtype.split(",")) - set(DTYPES):
@@ -281,7 +283,7 @@ def freezing(**words: object) -> None:
         if not asked.json:
             print(row(one), flush=True)
     if asked.json:
-        print(json.dumps(found, indent=1), flush=True)
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

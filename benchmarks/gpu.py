@@ -322,7 +322,9 @@ class Figured:
 
     def write_table(self) -> None:
         env = self.of("env")
-        head = f"{env.get('device')}, torch {env.get('torch')}, CUDA {env.get('cuda')}, {env.get('when')}"
+        head = "Which machine this was: not looked at (step env)."
+        if env:
+            head = f"{env['device']}, torch {env['torch']}, CUDA {env['cuda']}, {env['when']}"
         lines = [
             f"| {what} | {figure} | {goal} | {'' if good else 'short of it'} |"
             for what, figure, goal, good in self.rows()

@@ -61,10 +61,10 @@ def test_steps_of_make_gpu_run_on_a_cpu_and_what_is_cut_off_takes_nothing_from_t
         command = [sys.executable, str(gpu), "--tiny", "--out", str(tmp_path / "figures"), *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=3 * LONG_S, check=False)
 
-    done = run("--only", "env,step,builtin,alone")
+    done = run("--only", "env,step,freezing,builtin,alone")
     assert done.returncode in (0, 1), done.stderr[-3000:]
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "figures").glob("*.json")}
-    assert set(found) == {"env", "step", "builtin", "alone"}, done.stdout
+    assert set(found) == {"env", "step", "freezing", "builtin", "alone"}, done.stdout
     assert found["env"]["device"] == "a CPU" and len(found["builtin"]["rows"]) == 4
     late = run("--only", "env,alone", "--deadline", "6")
     table = (tmp_path / "figures" / "table.md").read_text()
