@@ -133,23 +133,14 @@ def export(
         )
     target = dcp or out or Path("model" if hf is not None else "model.safetensors")
     _is_free(target, force, is_folder=hf is not None, is_dcp=dcp is not None)
-    store = store_at(place)
-    for found in candidates(look(store, run, url), place, version):
-        tell_if_large(found)
-        try:
-            exported = read_model(store, found)
-        except CheckpointError as error:
-            tell([f"not used: {error}"])
-            continue
-        if hf is not None:
-            write_for_transformers(found, exported, hf, target, max_shard_size)
-        else:
-            _write_alone(found, exported, target, tied_once, provenance, dcp is not None)
-        joins = f", joined from {found.stages} stages," if found.stages else ""
-        manifest = found.manifest
-        typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {target}")
-        return
-    raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+    found, exported = newest_model(place, run, version, url)
+    if hf is not None:
+        write_for_transformers(found, exported, hf, target, max_shard_size)
+    else:
+        _write_alone(found, exported, target, tied_once, provenance, dcp is not None)
+    joins = f", joined from {found.stages} stages," if found.stages else ""
+    manifest = found.manifest
+    typer.echo(f"wrote version {manifest.version} of {manifest.run}{joins} to {target}")
 
 
 def start_of(place: str, run: str) -> tuple[str, str]:
@@ -175,6 +166,20 @@ def _is_free(target: Path, force: bool, is_folder: bool, is_dcp: bool) -> None:
         raise UserError(f"--out {target}: with --hf a folder is written; name one")
     elif target.exists() and not force and not (is_folder and target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} exists; choose another name with --out, or add --force to overwrite it")
+
+
+def newest_model(
+    place: str, run: str, version: int | None, url: str | None = None
+) -> tuple[JoinedStages, Exported]:
+    """Of those there, or those of this version, the newest that can be read whole."""
+    store = store_at(place)
+    for found in candidates(look(store, run, url), place, version):
+        tell_if_large(found)
+        try:
+            return found, read_model(store, found)
+        except CheckpointError as error:
+            tell([f"not used: {error}"])
+    raise CheckpointError(f"{place}: no checkpoint there can be read whole")
 
 
 def read_model(store: Store, found: JoinedStages) -> Exported:
@@ -210,17 +215,16 @@ def write_for_transformers(
     """Under the names that `from_pretrained` loads, whatever the run called them."""
     from farflung.checkpoints.export import TrainedTensors, base_folder, write_hf_folder, write_run_folder
 
-    names = [*exported.tensors, *exported.frozen]
-    in_parts = all(name.partition(".")[0].isdecimal() for name in names)
     if hf == OF_RUN:
         terms, tensors = of_run(found, exported, _NOT_OF_RUN)
         write_run_folder(tensors, hf_config(terms.model), folder, _shard_bytes(max_shard_size))
         return
     base = base_folder(hf, with_weights=bool(exported.frozen))
     named: dict[str, str] = {}
+    in_parts = _in_parts(exported)
     if in_parts:
         in_words = needed(NAMES_OF_PARTS, "a model of farflung.pipeline, under transformers' names")
-        named = in_words.hf_names(base, names)
+        named = in_words.hf_names(base, [*exported.tensors, *exported.frozen])
     trained = TrainedTensors(found.manifest.model, exported, named, untied=in_parts)
     write_hf_folder(trained, base, folder, max_shard_size)
 
@@ -232,12 +236,17 @@ def _shard_bytes(text: str) -> int:
         raise UserError(f"--max-shard-size: {error}") from None
 
 
+def _in_parts(exported: Exported) -> bool:
+    """Of a model in stages: a part's number stands before each name."""
+    return all(name.partition(".")[0].isdecimal() for name in [*exported.tensors, *exported.frozen])
+
+
 def of_run(found: JoinedStages, exported: Exported, if_not: str) -> tuple[Manifest, dict[str, Any]]:
     """What the run says of its model, and the tensors under transformers' names.  UserError, `if_not` with the run's
     name, where its run was one of a script."""
     terms = found.manifest.run_terms
-    # Of a model in stages a part's number stands before the name; behind it are transformers' own names.
-    in_parts = all(name.partition(".")[0].isdecimal() for name in [*exported.tensors, *exported.frozen])
+    # Behind a part's number are transformers' own names.
+    in_parts = _in_parts(exported)
     bare = {name: name.partition(".")[2] if in_parts else name for name in exported.tensors}
     tensors = {bare[name]: each for name, each in exported.tensors.items()}
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}

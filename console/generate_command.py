@@ -16,18 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from farflung.console.checkpoint_commands import (
-    Run,
-    candidates,
-    look,
-    of_run,
-    read_model,
-    store_at,
-    tell,
-    tell_if_large,
-)
+from farflung.console.checkpoint_commands import Run, newest_model, of_run, tell
 from farflung.console.data_commands import ids_of, tokenizer_at
-from farflung.protocol.errors import CheckpointError, UserError
+from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import SCHEME, JoinUrl
 
 if TYPE_CHECKING:
@@ -159,17 +150,9 @@ def _refuse_other(terms: Manifest, tokenizer: Path) -> None:
 
 
 def _of_checkpoint(place: str, run: str, version: int | None) -> Weights:
-    store = store_at(place)
-    for found in candidates(look(store, run), place, version):
-        tell_if_large(found)
-        try:
-            exported = read_model(store, found)
-        except CheckpointError as error:
-            tell([f"not used: {error}"])
-            continue
-        terms, tensors = of_run(found, exported, _OF_SCRIPT)
-        return Weights(terms, tensors, f"version {found.manifest.version} of {found.manifest.run}", True)
-    raise CheckpointError(f"{place}: no checkpoint there can be read whole")
+    found, exported = newest_model(place, run, version)
+    terms, tensors = of_run(found, exported, _OF_SCRIPT)
+    return Weights(terms, tensors, f"version {found.manifest.version} of {found.manifest.run}", True)
 
 
 def _of_peer_here(url: JoinUrl) -> Weights:

@@ -103,10 +103,7 @@ def sweep_stale() -> list[Path]:
 
 
 def write_about(folder: Path, about: bytes) -> None:
-    aside = folder / f".{_ABOUT}"
-    with open(aside, "wb", opener=own_files.opened) as file:
-        file.write(about)
-    aside.replace(folder / _ABOUT)
+    own_files.replaced(folder / _ABOUT, about)
 
 
 def abouts() -> Iterator[bytes]:

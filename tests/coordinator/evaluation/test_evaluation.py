@@ -62,6 +62,13 @@ class Host(MadeRun):
     def says_score(self, name: str, said: ScoreBeat) -> None:
         self.mode.hear(self.here[name].peer, replace(BARE_BEAT, sections=(said,)))
 
+    def says_why_not(self, name: str, why_not: str) -> None:
+        """Of the version that is due, without what its owner was told before."""
+        self.mode.on_timer()
+        self.effects()
+        self.hears(name, nats=0.0, why_not=why_not)
+        self.mode.on_timer()
+
     def evaluated(self) -> list[Evaluated]:
         self.mode.on_timer()
         return [each for each in self.records() if isinstance(each, Evaluated)]
@@ -201,27 +208,18 @@ def test_windows_of_who_goes_are_given_to_others_once() -> None:
 
 def test_nobody_can_compute_it_and_people_hear_why() -> None:
     host = Host("ann").after_rounds(2)
-    host.mode.on_timer()
-    host.effects()
-    host.hears("ann", nats=0.0, why_not="no_script")
-    host.mode.on_timer()
+    host.says_why_not("ann", "no_script")
     told = "version 2 is not evaluated: 1 peer: the script computes none, or several ranks are one peer"
     assert host.notes() == [told]
     assert not host.mode.on_timer(), "not again for this version"
     host.after_rounds(2)
-    host.mode.on_timer()
-    host.effects()
-    host.hears("ann", nats=0.0, why_not="no_script")
-    host.mode.on_timer()
+    host.says_why_not("ann", "no_script")
     assert not host.notes(), "that is no news"
 
 
 def test_what_a_member_says_is_in_nobodys_log() -> None:
     host = Host("ann").after_rounds(2)
-    host.mode.on_timer()
-    host.effects()
-    host.hears("ann", nats=0.0, why_not="\x1b]0;owned\x07\nfake log line")
-    host.mode.on_timer()
+    host.says_why_not("ann", "\x1b]0;owned\x07\nfake log line")
     assert host.notes() == [f"version 2 is not evaluated: 1 peer: {ScoreCause.FAILED.told}"]
 
 
