@@ -115,6 +115,8 @@ schedule = "blocking"     # training waits for rounds; "overlap": goes on while 
 
 [round]
 sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
+start_rounds = 0          # so many rounds at the beginning have shorter periods: an eighth of sync_every for a third of
+                          # them, then a quarter, then half, with little momentum unless [outer] says how much
 period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps
 codec = "auto"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
                           # "auto": int8, or coarser where a peer's upload would take longer than scatter_grace_s; in
@@ -208,6 +210,11 @@ def _of_rounds(m: Manifest) -> Iterator[str]:
         yield (
             f'[outer] step: codec = "{rules.codec}" leaves most of what is learned to later rounds, where "nesterov" '
             'adds its momentum once more; "sparse" is made for it'
+        )
+    if rules.start_rounds >= m.run.rounds:
+        yield (
+            f"[round] start_rounds: {rules.start_rounds} are all rounds of the run ({m.run.rounds}): no period has "
+            f"sync_every ({rules.sync_every}) steps"
         )
     if rules.period_s and "sync_every" in rules.model_fields_set:
         yield (

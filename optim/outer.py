@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from farflung.protocol.outer_numbers import (
     EPS,
     GRADIENT_MOST,
+    LEAST_MOMENTUM,
     MOMENTUM_PARTS,
     MUON_ITERATIONS,
     MUON_LEAST_NORM,
@@ -185,15 +186,20 @@ class Nesterov:
     lr: float = 0.7
     momentum: float = 0.9
     fused: Fused | None = None  # only what `checked` let through
+    start: int = 0  # the versions up to this one are made with LEAST_MOMENTUM, if that is less
 
     @property
     def parts(self) -> int:
         return MOMENTUM_PARTS
 
-    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats) -> None:
+    def momentum_of(self, version: int) -> float:
+        """Of the step that makes this version."""
+        return min(self.momentum, LEAST_MOMENTUM) if version <= self.start else self.momentum
+
+    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats, version: int) -> None:
         """In place on theta and m, both fp32 [n]; d is the merged pseudo-gradient, fp32 [n]."""
         theta_n, m_n, d_n = map(np.asarray, (theta_n, m_n, d_n))
-        mu, lr = fp32(self.momentum), fp32(self.lr)
+        mu, lr = fp32(self.momentum_of(version)), fp32(self.lr)
         if self.fused is not None:
             self.fused(theta_n, m_n, d_n, mu, lr)
             return
@@ -215,7 +221,7 @@ class PlainMean:
     def parts(self) -> int:
         return MOMENTUM_PARTS
 
-    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats) -> None:
+    def step(self, theta_n: Floats, m_n: Floats, d_n: Floats, version: int) -> None:
         lr, theta_n, d_n = fp32(self.lr), np.asarray(theta_n), np.asarray(d_n)
         theta_n -= d_n if lr == 1.0 else d_n * lr
 
@@ -230,7 +236,7 @@ def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterSte
     if isinstance(numbers, MuonNumbers):
         return Muon(numbers)
     if numbers.nesterov:
-        return Nesterov(numbers.lr, numbers.momentum, fused)
+        return Nesterov(numbers.lr, numbers.momentum, fused, numbers.start)
     return PlainMean(numbers.lr)
 
 
@@ -256,7 +262,7 @@ def advance(
     elif isinstance(step, Muon):
         step.step(parts, d_n, version, tiles)
     else:
-        step.step(parts[0], parts[1], d_n)
+        step.step(parts[0], parts[1], d_n, version)
 
 
 def checked(fused: Fused | None) -> Fused | None:
@@ -270,8 +276,8 @@ def checked(fused: Fused | None) -> Fused | None:
     )
     for mu, lr in ((0.9, 0.7), (0.0, 1.0), (1 / 3, 1e-3)):
         plain, other = (theta_n.copy(), m_n.copy()), (theta_n.copy(), m_n.copy())
-        Nesterov(lr, mu).step(*plain, d_n)
-        Nesterov(lr, mu, fused).step(*other, d_n)
+        Nesterov(lr, mu).step(*plain, d_n, version=1)
+        Nesterov(lr, mu, fused).step(*other, d_n, version=1)
         if any(a.tobytes() != b.tobytes() for a, b in zip(plain, other, strict=True)):
             return None
     return fused

@@ -71,12 +71,17 @@ def _inner_of(manifest: Manifest, model: nn.Module, word: str, head: Sequence[st
 # momentum: there a peer stays.
 
 
-def ahead(outer: OuterStep, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor, learned: int) -> Tensor:
+def momentum_rate(outer: OuterStep, version: int) -> float:
+    """By how much of the momentum alone the step that makes this version will move."""
+    return outer.lr * outer.momentum_of(version) ** 2 if isinstance(outer, Nesterov) else 0.0
+
+
+def ahead(rate: float, anchor_n: Tensor, momentum_n: Tensor, owed_n: Tensor, learned: int) -> Tensor:
     """Of one fragment, fp32 [n].  `learned`: so many values at its beginning are parameters, the rest are buffers.
 
     anchor - owed is where the peer stands; buffers know no momentum and stay there.
     """
     ahead_n = anchor_n - owed_n
-    if isinstance(outer, Nesterov):
-        ahead_n[:learned].sub_(momentum_n[:learned], alpha=outer.lr * outer.momentum**2)
+    if rate:
+        ahead_n[:learned].sub_(momentum_n[:learned], alpha=rate)
     return ahead_n

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from farflung.protocol.manifest import LAST_RATE, Manifest, wsd_decay_begins
+from farflung.protocol.manifest import LAST_RATE, Manifest, Periods, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
@@ -35,6 +35,11 @@ class ScheduleRules:
     # A result is taken so many steps after the freeze, or when it comes if that is later: for experiments.
     overlap_steps: int = 0
     mix: float = 0.0  # how much of its own values a peer keeps where a result is taken
+    start: int = 0  # rounds with shorter periods, with which the run begins
+
+    @property
+    def periods(self) -> Periods:
+        return Periods(self.period_steps, self.start)
 
     @property
     def waits(self) -> bool:
@@ -59,12 +64,22 @@ class ScheduleRules:
 class Schedule:
     def __init__(self, rules: ScheduleRules, now: float = 0.0) -> None:
         self.rules = rules
+        self.period = rules.periods.at(0)  # steps of the present one
         self._done: set[int] = set()  # frozen in this period
         self._since: dict[int, int] = {}  # steps since the fragment was frozen last
         self._steps = 0
         self._began = self._last_step_at = now
         self._steps_at_once = 0  # since the clock was told last
         self._step_s = 0.0
+
+    def follow(self, rules: ScheduleRules, version: int) -> None:
+        """A period that has begun ends by these, too."""
+        self.rules, self.period = rules, rules.periods.at(version)
+
+    @property
+    def period_s(self) -> float:
+        """Of the present one, by the clock; 0: it is counted in steps."""
+        return self.rules.period_s * self.period / self.rules.period_steps
 
     def count_step(self, now: float) -> None:
         """One step more.  Several may be told with the same time, where ranks do not hear it after each."""
@@ -97,12 +112,12 @@ class Schedule:
         if not self.rules.period_s or not self._left():
             return math.inf
         share = min(self.rules.share(fragment) for fragment in self._left())
-        return self._began + share * self.rules.period_s - self._step_s
+        return self._began + share * self.period_s - self._step_s
 
     @property
     def place(self) -> int:
-        """How far this period is, in steps of which it has `period_steps`, by the clock too."""
-        whole, period_s = self.rules.period_steps, self.rules.period_s
+        """How far this period is, in steps of which it has `period`, by the clock too."""
+        whole, period_s = self.period, self.period_s
         if period_s and self._steps:
             return min(whole, int(whole * (self._last_step_at - self._began) / period_s))
         return min(whole, self._steps)
@@ -117,7 +132,7 @@ class Schedule:
             return
         if self.rules.period_s:
             self._began = now
-        self._steps = min(self._steps, max(1, self.rules.period_steps // LEAD))
+        self._steps = min(self._steps, max(1, self.period // LEAD))
 
     def restart(self, now: float) -> None:
         """A period begins."""
@@ -138,11 +153,11 @@ class Schedule:
         return (now - self._last_step_at) / steps if now > self._last_step_at else self._step_s
 
     def _is_over(self, fragment: int, next_ends_at: float, steps: int) -> bool:
-        share, rules = self.rules.share(fragment), self.rules
-        if rules.period_s:
+        share = self.rules.share(fragment)
+        if self.period_s:
             # Rather a step too few than one that ends when everybody else waits.
-            return next_ends_at > self._began + share * rules.period_s
-        return steps >= max(1, int(share * rules.period_steps))
+            return next_ends_at > self._began + share * self.period_s
+        return steps >= max(1, int(share * self.period))
 
 
 def rules_of(manifest: Manifest) -> ScheduleRules:
@@ -153,6 +168,7 @@ def rules_of(manifest: Manifest) -> ScheduleRules:
         rounds.fragments,
         rounds.period_s,
         mix=OVERLAP_MIX if outer.schedule == "overlap" else 0.0,
+        start=manifest.periods.start,
     )
 
 
@@ -182,7 +198,7 @@ class RunPlace:
 
     def __init__(self, rules: ScheduleRules) -> None:
         self._rules = rules
-        self._steps_before: Callable[[int], int] = lambda version: version * rules.period_steps
+        self._steps_before: Callable[[int], int] = rules.periods.before
         self._has_frozen = False  # since it was loaded last
         self.step = 0
 
@@ -200,7 +216,7 @@ class RunPlace:
 
     def see(self, version: int, place: int) -> None:
         """A step may be taken next, from this version and at this place of a period."""
-        whole = self._rules.period_steps
+        whole = self._rules.periods.at(version)
         if self._has_frozen:
             place = whole if self._rules.waits else whole + place
         self.step = max(self.step, self._steps_before(version) + place)

@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -66,6 +66,31 @@ Auto = Literal["auto"]
 
 
 LAST_RATE = 0.1  # at the end of a schedule that goes down, as a share of the whole rate
+
+
+START_SHARES = (8, 4, 2)  # of sync_every: periods of the start, each for as many rounds
+
+
+class Periods(NamedTuple):
+    """Inner steps of a run's periods, by the version from which a period begins: short ones first, then all alike."""
+
+    steps: int
+    start: int = 0  # rounds whose periods are shorter
+
+    def at(self, version: int) -> int:
+        if version >= self.start:
+            return self.steps
+        return max(1, self.steps // START_SHARES[version * len(START_SHARES) // self.start])
+
+    def before(self, version: int) -> int:
+        """Steps until this version, each round counted as one period."""
+        borders = [-(-self.start * part // len(START_SHARES)) for part in range(len(START_SHARES) + 1)]
+        short = sum(
+            (min(version, stop) - first) * self.at(first)
+            for first, stop in pairwise(borders)
+            if first < min(version, stop)
+        )
+        return short + max(0, version - self.start) * self.steps
 
 
 def wsd_decay_begins(total_steps: int) -> int:
@@ -218,6 +243,7 @@ class OuterSection(Section):
 class RoundSection(Section):
     sync_every: Count = 50
     period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
+    start_rounds: Annotated[int, Field(ge=0, le=HUGE)] = 0  # with shorter periods
     codec: CodecName = "auto"
     gather_codec: CodecName = "auto"
     chunk_kb: Annotated[int, Field(ge=1, le=CHUNK_KB_MOST)] = 1024
@@ -325,7 +351,11 @@ class Manifest(Section):
     @property
     def total_steps(self) -> int:
         """Inner steps of the run, each round counted as one period."""
-        return self.run.rounds * self.round.sync_every
+        return self.periods.before(self.run.rounds)
+
+    @property
+    def periods(self) -> Periods:
+        return Periods(self.round.sync_every, self.round.start_rounds)
 
     @model_validator(mode="before")
     @classmethod
@@ -390,7 +420,7 @@ class Manifest(Section):
         """[outer] as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
         outer, inner, rounds = self.outer, self.inner, self.run.rounds
         if outer.step not in EXACT_STEPS:
-            return outer_numbers(outer.step, outer.lr, outer.momentum, rounds)
+            return outer_numbers(outer.step, outer.lr, outer.momentum, rounds, self.periods.start)
         lr = inner.lr if isinstance(outer.lr, str) else outer.lr
         last_lr = lr if inner.schedule == "constant" else LAST_RATE * lr
         rest = AdamWNumbers(lr, last_lr, inner.warmup_steps, rounds, *inner.betas, inner.weight_decay)
@@ -407,7 +437,8 @@ class Manifest(Section):
     def least_eval_rounds(self) -> int:
         """So many rounds make windows of [eval] no more than 1 % of the time, where every peer computes all of them: a
         forward pass takes a third of a step."""
-        return -(-100 * self.eval.windows // (3 * self.round.sync_every * self.data.batch))
+        steps = self.total_steps * self.data.batch
+        return -(-100 * self.eval.windows * self.run.rounds // (3 * steps))
 
     @property
     def eval_rounds(self) -> int:
@@ -465,7 +496,8 @@ def _cross_checks(m: Manifest) -> list[str]:
         if not holds:
             problems.append(f"{key}: expected {rule}, found {found}")
 
-    least, batch = m.run.min_peers, m.data.batch
+    least, batch, begins = m.run.min_peers, m.data.batch, m.round.start_rounds
+    expect(not (m.pipeline.batch and begins), "[round] start_rounds", "0 with [pipeline] batch > 0", begins)
     problems += [f"[net] {told}" for told in wrong_caps(m.net.model_dump())]
     expect(m.run.max_peers >= least, "[run] max_peers", f"at least min_peers ({least})", m.run.max_peers)
     seated = not m.pipeline.batch or m.run.max_peers <= SEATS_TOLD

@@ -34,6 +34,10 @@ MUON_LEAST_NORM, MUON_RMS = 1e-7, 0.2
 MUON_ONE = 2.0**24  # one, in its fixed-point numbers
 MUON_MOMENTUM = 0.95
 
+LEAST_MOMENTUM = (
+    0.3  # of Nesterov's step where nobody chose one: with 0.7 as the rate, a step of the mean's length
+)
+
 Number = Annotated[float, Meta(ge=0, le=10)]  # as run.toml bounds them, so that no rate leaves fp32
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
@@ -49,6 +53,7 @@ class OuterNumbers(NamedTuple):
     nesterov: bool  # else theta <- theta - lr * d, without momentum
     lr: float
     momentum: float
+    start: int = 0  # the versions up to this one are made with less momentum
 
     @property
     def parts(self) -> int:
@@ -174,12 +179,17 @@ def _power(base: float, exponent: int) -> float:
 StepNumbers = OuterNumbers | AdamWNumbers | MuonNumbers
 
 
-def outer_numbers(step: str, lr: float | str, momentum: float | str, rounds: int) -> OuterNumbers:
-    """What `[outer]` of a run of so many rounds asks for, with a step other than AdamW and Muon."""
+def outer_numbers(
+    step: str, lr: float | str, momentum: float | str, rounds: int, start: int = 0
+) -> OuterNumbers:
+    """What `[outer]` of a run of so many rounds asks for, with a step other than AdamW and Muon.  `start`: so many of
+    them have shorter periods: where nobody chose a momentum, they have the least."""
     nesterov = step == "nesterov"
     usual = 0.7 if nesterov else 1.0
+    chosen = not (nesterov and isinstance(momentum, str))
     mu = _momentum_for(rounds) if isinstance(momentum, str) else momentum
-    return OuterNumbers(nesterov, usual if isinstance(lr, str) else lr, mu if nesterov else 0.0)
+    rate = usual if isinstance(lr, str) else lr
+    return OuterNumbers(nesterov, rate, mu if nesterov else 0.0, 0 if chosen else start)
 
 
 def _momentum_for(rounds: int) -> float:
@@ -188,7 +198,7 @@ def _momentum_for(rounds: int) -> float:
     In a run of 30 rounds a momentum of 0.9 still pushes where the first rounds went while the inner rate is already
     falling; of 100, less than 0.9 is too slow (docs/learning.md has the measurements of both).
     """
-    return min(0.9, max(0.3, 1.0 - 1000.0 / rounds**2))
+    return min(0.9, max(LEAST_MOMENTUM, 1.0 - 1000.0 / rounds**2))
 
 
 @dataclass(frozen=True)

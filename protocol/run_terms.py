@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENT_BYTES
-from farflung.protocol.manifest import COORDINATORS_OWN, Manifest
+from farflung.protocol.manifest import COORDINATORS_OWN, Manifest, Periods
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.signing import Amendment, is_hosts
@@ -105,11 +105,13 @@ class Terms:
 
     def steps_before(self, version: int) -> int:
         """The run's own inner steps until this version: each round counts as one period of its own terms."""
-        if not self.amendments:
-            return version * self.first.round.sync_every
         borders = sorted({0, version, *(min(each.version, version) for each in self.amendments)})
-        spans = pairwise(borders)
-        return sum((stop - start) * self.at(start).round.sync_every for start, stop in spans)
+        spans = ((self.periods(start), start, stop) for start, stop in pairwise(borders))
+        return sum(periods.before(stop) - periods.before(start) for periods, start, stop in spans)
+
+    def periods(self, version: int) -> Periods:
+        """As they look from this version."""
+        return self.at(version).periods
 
     def total_steps(self, version: int) -> int:
         """Of the whole run, as it looks from this version."""

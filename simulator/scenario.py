@@ -147,6 +147,7 @@ class Scenario:
     amends: int = 0  # so often the host changes what may change while a run goes on
     evaluates: bool = False  # the held-out loss, of every second version and the last one
     sync_every: int = 4  # steps of a period
+    start_rounds: int = 0  # so many have shorter ones
     # The coordinator's disk: "key", all but the key is lost once; "copy", an older state comes back; "": it stays.
     loses: str = ""
 
@@ -411,7 +412,7 @@ class Scenario:
     def of_amendments(seed: int) -> Scenario:
         """The world of the seed, one of four with AdamW, whose host changes its terms up to three times."""
         drawn = Scenario.of_adamw(seed) if seed % 4 == 2 else Scenario.of(seed)
-        return replace(drawn, amends=1 + seed % 3, rounds=drawn.rounds + 3)
+        return replace(drawn, amends=1 + seed % 3, rounds=drawn.rounds + 3, start_rounds=4 * (seed % 2))
 
     @staticmethod
     def of_liars(seed: int) -> Scenario:
@@ -593,6 +594,7 @@ class Scenario:
 
 _STEP_KEYS = {
     "nesterov": "momentum = 0.9",
+    "auto": 'step = "nesterov"',  # the momentum follows from the rounds
     "mean": 'step = "mean"',
     "adamw": 'step = "adamw"\nlr = 0.01',
     "muon": 'step = "muon"\nlr = 0.01',
@@ -629,6 +631,7 @@ def manifest_for(scenario: Scenario) -> Manifest:
         fragments = {scenario.fragments}
         group = {scenario.group}
         sync_every = {scenario.sync_every}
+        start_rounds = {scenario.start_rounds}
         deadline_s = {scenario.deadline_s}
         scatter_grace_s = {scenario.grace_s}
         keep_results = 3

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from farflung.collectives.round.effects import Merge, SendFrame
 from farflung.optim.outer import OuterStep
-from farflung.optim.recipes import ahead
+from farflung.optim.recipes import ahead, momentum_rate
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.data.leased_data import Span
 from farflung.peer.local.words import Begin, Bye, FromTrainer, Score, Scored, ToTrainer
@@ -363,7 +363,8 @@ class VirtualTrainer:
         part.carry = self.host.slots[slot][part.cells].clone()
         place = (self.host.anchor[part.cells], self.host.moments[0][part.cells], part.carry)
         learned = max(0, self._parameters - part.cells.start)
-        self._local[part.cells] = self._loaded[part.cells] = ahead(self.host.outer, *place, learned)
+        rate = momentum_rate(self.host.outer, self.machine.accounts[part.number].version + 1)
+        self._local[part.cells] = self._loaded[part.cells] = ahead(rate, *place, learned)
 
 
 def virtual_loss(anchor: Tensor, window: int) -> float:

@@ -57,6 +57,17 @@ def room(base: Setting) -> Rows:
     ]
 
 
+def starts(base: Setting) -> Rows:
+    """Short periods at first, for these shares of the rounds."""
+    shares = (replace(base, name=f"{share:.0%} of the rounds", start=share) for share in (0.4, 0.6, 0.7))
+    return [
+        (replace(base, name="synchronous AdamW"), in_one_room),
+        (replace(base, name="no start"), farflung),
+        *((each, farflung) for each in shares),
+        (replace(base, name="half the period", period=base.period // 2), farflung),
+    ]
+
+
 def schedules(base: Setting) -> Rows:
     streaming = {"schedule": "streaming", "overlap_steps": 5}
     late = {"schedule": "overlap", "overlap_steps": base.period - 1}
@@ -147,7 +158,7 @@ def idle(base: Setting) -> Rows:
     ]
 
 
-EXPERIMENTS = {each.__name__: each for each in (room, schedules, outer, inner, shards, slow, idle)}
+EXPERIMENTS = {each.__name__: each for each in (room, starts, schedules, outer, inner, shards, slow, idle)}
 
 
 def with_words(setting: Setting, words: list[str]) -> Setting:

@@ -30,7 +30,7 @@ from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.frames import Header, Kind
-from farflung.protocol.manifest import Manifest
+from farflung.protocol.manifest import Manifest, Periods
 from farflung.protocol.model_schema import BOOKS_FRAGMENT
 from farflung.simulator.invariants import Invariants
 from farflung.simulator.scenario import Scenario
@@ -39,6 +39,7 @@ from farflung.simulator.world import World
 
 CONFIG = GPTConfig(layers=2, width=32, heads=4, context=64)
 CHUNK_KB, STEP_S, WARMUP = 32, 1.0, 50
+HELD_OUT = 2048  # windows
 CORPUS = load_corpus()
 WINDOWS = (CORPUS.train.numel() - 1) // CONFIG.context
 
@@ -62,6 +63,9 @@ class Setting:
     rounds: dict[str, Any] = field(default_factory=dict)  # keys of [round]
     inner: dict[str, Any] = field(default_factory=dict)
     merge: dict[str, Any] = field(default_factory=dict)
+    layers: int = 2
+    width: int = 32
+    start: float = 0.0  # of the rounds: how many have shorter periods
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
@@ -76,7 +80,7 @@ class Setting:
             "run": {
                 "name": "learning",
                 "min_peers": self.peers,
-                "rounds": self.steps // self.period,
+                "rounds": self.run_rounds,
                 "seed": self.seed,
             },
             "data": {"batch": self.batch, "lease_samples": self.batch * self.period * 4},
@@ -85,6 +89,7 @@ class Setting:
             "merge": self.merge,
             "round": {
                 "sync_every": self.period,
+                "start_rounds": self.begun(self.run_rounds).start,
                 "chunk_kb": CHUNK_KB,
                 "scatter_grace_s": 1e4,
                 "deadline_s": 3600.0,
@@ -93,6 +98,18 @@ class Setting:
             "net": {"heartbeat_s": 2.0, "dead_after_s": 60.0},
         }
         return Manifest.model_validate(content)
+
+    @property
+    def run_rounds(self) -> int:
+        """As many as there are in so many steps."""
+        return next(n for n in range(self.steps + 1) if self.begun(n + 1).before(n + 1) > self.steps)
+
+    def begun(self, rounds: int) -> Periods:
+        return Periods(self.period, round(self.start * rounds))
+
+    @property
+    def config(self) -> GPTConfig:
+        return GPTConfig(layers=self.layers, width=self.width, heads=4, context=64)
 
 
 @dataclass
@@ -119,7 +136,7 @@ class Learner(VirtualTrainer):
         taking = {key: setting.outer[key] for key in TAKING if key in setting.outer}
         super().__init__(host, world, replace(rules_of(host.manifest), **taking))
         self.setting, self.number = setting, number
-        self.model = build(CONFIG, setting.seed)
+        self.model = build(setting.config, setting.seed)
         layout = ModelLayout.of(self.model, host.model.chunk_elements)
         self._first = torch.zeros_like(self._local)
         layout.write_anchor(self.model, self._first)
@@ -189,7 +206,8 @@ class Learner(VirtualTrainer):
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         # By the run's versions and not by own steps: a slow peer's rate falls with everybody's.
         part = self.host.member.part
-        done = part.version / self.host.manifest.run.rounds if part is not None else 0.0
+        manifest = self.host.manifest
+        done = manifest.periods.before(part.version) / manifest.total_steps if part is not None else 0.0
         for group in self.inner.param_groups:
             group["lr"] = rate_at(setting.lr, self.steps, done)
         self.inner.step()
@@ -235,7 +253,7 @@ class LearningWorld(World):
         )
         super().__init__(setting.seed, calm)
         self.setting, self.manifest = setting, manifest
-        self.evaluated = build(CONFIG, setting.seed)
+        self.evaluated = build(setting.config, setting.seed)
         self.layout = ModelLayout.of(self.evaluated, CHUNK_KB * 256)
         self.model = self.layout.model_schema(self.evaluated)
         self.invariants = Unchecked(self.model, codec_named(manifest.round.gather_codec), fragments)
@@ -284,8 +302,8 @@ class LearningWorld(World):
         """The held-out loss of the anchor, after so many steps of a peer of full speed."""
         newest = max(self.peers.values(), key=lambda p: p.member.part.version if p.member.part else -1)
         self.layout.load(self.evaluated, newest.anchor)
-        steps = self._commits * self.setting.period // self.manifest.fragments
-        self.curve.append((steps, evaluate(self.evaluated, CORPUS.held_out, 128, 64)))
+        steps = self.manifest.periods.before(self._commits // self.manifest.fragments)
+        self.curve.append((steps, evaluate(self.evaluated, CORPUS.held_out, HELD_OUT, 64)))
 
     # ---- the network: every message takes 10 ms, and a contribution or a result half of the transfer's time
 
@@ -311,7 +329,7 @@ class LearningWorld(World):
 def synchronous(setting: Setting, workers: int) -> Row:
     """The same model and data, the gradients of all workers averaged at every step: the usual way, in plain torch."""
     began = time.monotonic()
-    model = build(CONFIG, setting.seed)
+    model = build(setting.config, setting.seed)
     inner = inner_of(setting.manifest, model)
     batch, curve = setting.batch * workers, []
     for step in range(setting.steps):
@@ -328,7 +346,7 @@ def synchronous(setting: Setting, workers: int) -> Row:
         inner.step()
         inner.zero_grad()
         if (step + 1) % max(1, setting.steps // 10) == 0:
-            curve.append((step + 1, evaluate(model, CORPUS.held_out, 128, 64)))
+            curve.append((step + 1, evaluate(model, CORPUS.held_out, HELD_OUT, 64)))
     tokens = setting.steps * batch * CONFIG.context
     # An all-reduce along a ring: the gradients in fp32, there and back.
     ring_bytes = 2 * (workers - 1) * 4 * sum(p.numel() for p in model.parameters()) // workers

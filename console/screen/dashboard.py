@@ -17,7 +17,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from farflung.console.screen.health import health, parity, plain_line, takes_part, why_not
+from farflung.console.screen.health import (
+    health,
+    parity,
+    place_in_period,
+    plain_line,
+    takes_part,
+    why_not,
+)
 from farflung.console.screen.stages import batch_words, cost_words, narrow_words, stages_table
 from farflung.console.screen.text import (
     CONTINUES,
@@ -470,10 +477,13 @@ def _training(status: Record, width: int) -> Text:
     batch = status.get("batch")
     if isinstance(batch, dict):
         return _batch(status, batch, width)
-    every = max(number(status, "sync_every"), 1.0)
     part = [member for member in records(status, "members") if takes_part(member)]
     ready = sum(member.get("state") == PeerState.READY for member in part)
-    done = [1.0 if m.get("state") == PeerState.READY else number(m, "step") % every / every for m in part]
+    places = [place_in_period(status, member) for member in part]
+    done = [
+        1.0 if m.get("state") == PeerState.READY else steps / every
+        for m, (steps, every) in zip(part, places, strict=True)
+    ]
     share = sum(done) / max(len(done), 1)
     ends = f" {share:.0%}  {ready} of {len(part)} are ready for the next round"
     return Text.assemble("inner steps ", bar(share, max(4, width - 18 - len(ends))), ends)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.console.screen.gpu import Gpu, read_gpus
-from farflung.console.screen.health import own_member, waited, why_waiting
+from farflung.console.screen.health import own_member, place_in_period, waited, why_waiting
 from farflung.console.screen.live import Feed, Status, has_terminal, interact
 from farflung.console.screen.text import Record, clean, count, number
 from farflung.protocol.caps import si
@@ -167,9 +167,8 @@ class OwnProcess:
     def _text(self, member: Record, log: list[str]) -> str:
         if not member or "unanswered_s" in self._status:  # what the coordinator told last is old
             return clean(log[-1]) if log else ""
-        every = number(self._status, "sync_every")
-        step = number(member, "step")
-        inner = f"step {count(member, 'step')}" + (f" ({step % every:.0f} of {every:.0f})" if every else "")
+        step, every = place_in_period(self._status, member)
+        inner = f"step {count(member, 'step')} ({step:.0f} of {every:.0f})"
         gpu = self._gpus[0] if self._gpus else None
         told = [inner, f"{si(number(member, 'tokens_per_s'))} tokens/s"]
         if gpu is not None:

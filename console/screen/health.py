@@ -28,6 +28,13 @@ class Health(NamedTuple):
     text: str
 
 
+def place_in_period(status: Record, member: Record) -> tuple[float, float]:
+    """(steps of this period that a member has taken, steps that the period has); that of another version for a moment,
+    and for whoever joined while periods were short."""
+    every = max(number(status, "period_steps"), 1.0)
+    return (number(member, "step") - number(status, "steps_before")) % every, every
+
+
 def takes_part(member: Record) -> bool:
     """Alive, with the run's state, and in the rounds; a coordinator that says no `why` says `participating`."""
     if member.get("alive") is not True or member.get("out"):

@@ -170,6 +170,7 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     adamw: AdamWNumbers | None = None  # instead of the first three
     muon: MuonNumbers | None = None  # the same
     tiles: tuple[Tile, ...] = ()  # of the chunk, in their order, for Muon
+    start: Count = 0  # versions with less momentum
 
     @property
     def tiles_fit(self) -> bool:
@@ -180,7 +181,7 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     @property
     def outer(self) -> StepNumbers:
-        return self.adamw or self.muon or OuterNumbers(self.nesterov, self.lr, self.momentum)
+        return self.adamw or self.muon or OuterNumbers(self.nesterov, self.lr, self.momentum, self.start)
 
 
 def step_factors(rules: ChunkRules, chunk: int, factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -198,7 +199,8 @@ def step_rules(rules: ChunkRules, chunk: int, version: int | None = None) -> Ste
         return StepRules(
             False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, muon=outer, tiles=tiles
         )
-    return StepRules(*outer, rules.gather_codec, form.elements, form.parts)
+    numbers = outer.nesterov, outer.lr, outer.momentum
+    return StepRules(*numbers, rules.gather_codec, form.elements, form.parts, start=outer.start)
 
 
 class WrongSum(Struct, frozen=True, forbid_unknown_fields=True, tag="wrong_sum"):

@@ -198,7 +198,8 @@ def build_status(
             {"number": each.number, "version": each.version, "changes": each.changed}
             for each in core.ledger.amendments
         ],
-        "sync_every": core.manifest.round.sync_every,
+        "period_steps": core.terms.periods(ledger.version).at(ledger.version),
+        "steps_before": core.terms.steps_before(ledger.version),
         "elapsed_s": round(core.clock_at(now), 3),
         "unjudged": _unjudged(core, drivers),
         "parity": _parity(drivers),

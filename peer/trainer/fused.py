@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from farflung.compression.native import SWITCH, NoLibrary, library
-from farflung.optim.outer import Nesterov, OuterStep
 from farflung.optim.recipes import ahead
 from farflung.peer.island.blocks import Box
 
@@ -86,24 +85,23 @@ class Lookahead:
     """Given anchor, momentum and what is owed: where to go on meanwhile (optim/recipes.py); and that is written,
     too."""
 
-    outer: OuterStep
+    rate: float  # of the momentum
     is_parameter: bool
 
     def __call__(self, values: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         anchor, momentum, owed = (each.reshape(-1) for each in given)
         parameters = anchor.numel() if self.is_parameter else 0
-        values.copy_(ahead(self.outer, anchor, momentum, owed, parameters).view(values.shape))
+        values.copy_(ahead(self.rate, anchor, momentum, owed, parameters).view(values.shape))
         return (values,)
 
     def compiled(
         self, functions: ctypes.CDLL, values: Tensor, given: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> Call:
         anchor, momentum, owed = given
-        moves = self.is_parameter and isinstance(self.outer, Nesterov)
-        rate = -(self.outer.lr * self.outer.momentum**2) if isinstance(self.outer, Nesterov) else 0.0
+        moves = self.is_parameter and self.rate != 0.0
         places = (values, writes[0], anchor, momentum if moves else None, owed)
         return functools.partial(
-            _function(functions, "ahead", values), *_places(places), rate, values.numel()
+            _function(functions, "ahead", values), *_places(places), -self.rate, values.numel()
         )
 
 
@@ -252,7 +250,7 @@ def _samples() -> Iterator[Sample]:
         for carry in ([], [some()]):
             yield Owed(), now, [then, *carry], [some()]
         for is_parameter in (True, False):
-            yield Lookahead(Nesterov(), is_parameter), now, [some(), some(), some()], [torch.empty_like(then)]
+            yield Lookahead(0.567, is_parameter), now, [some(), some(), some()], [torch.empty_like(then)]
         for mix in (0.0, 0.25, 0.5):
             kept = [some()] if mix else []
             yield Taken("", mix=mix), now, [some()], [torch.empty_like(then), *kept]

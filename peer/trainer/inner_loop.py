@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from farflung.optim.recipes import outer_of
+from farflung.optim.recipes import momentum_rate, outer_of
 from farflung.optim.schedule import rates_of, rules_of
 from farflung.peer.checks.finite import Remembered, not_finite
 from farflung.peer.checks.forward_check import ForwardCheck, as_it_was
@@ -462,7 +462,9 @@ class InnerLoop:
 
     def _go_ahead(self, fragment: int, slot: int) -> None:
         self._fetch(fragment, self.shared.anchor, self.shared.moments[0], self.shared.slots[slot])
-        self.parts[fragment].train_on(self._model, self._loaded, self.shared, outer_of(self.manifest), slot)
+        makes = self.machine.accounts[fragment].version + 1
+        rate = momentum_rate(outer_of(self.manifest), makes)
+        self.parts[fragment].train_on(self._model, self._loaded, self.shared, rate, slot)
 
     def _open(self, word: Shared) -> None:
         if word.elements != self.layout.total_elements:

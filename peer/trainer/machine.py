@@ -288,13 +288,12 @@ class TrainerMachine:
     def _follow_terms(self) -> None:
         """Those of the round that starts from this version; a period that has begun ends by them, too.  How a result is
         taken stays as it was."""
-        if self.terms is None:
-            return
         version = max(0, self.accounts[BOOKS_FRAGMENT].version)
-        now = rules_of(self.terms.at(version))
-        now = replace(now, overlap_steps=self.rules.overlap_steps, mix=self.rules.mix)
-        self.rules = self._schedule.rules = now
-        self._place.follow(self.rules, self.terms.steps_before)
+        if self.terms is not None:
+            now = rules_of(self.terms.at(version))
+            self.rules = replace(now, overlap_steps=self.rules.overlap_steps, mix=self.rules.mix)
+            self._place.follow(self.rules, self.terms.steps_before)
+        self._schedule.follow(self.rules, version)
 
     def _load(self, load: LoadState, now: float) -> list[Effect]:
         account = self.accounts[load.fragment]
@@ -336,7 +335,7 @@ class TrainerMachine:
         wanted = 2 * max(self._samples_out, self._samples_of_step)
         # Where little is leased, a word that was not heard would make the next batch short.
         is_due = self._schedule.may_end(now) or self.leases.unread < wanted
-        most = MOST_STEPS if self.rules.period_s else max(1, self.rules.period_steps // LEAD)
+        most = MOST_STEPS if self.rules.period_s else max(1, self._schedule.period // LEAD)
         return Outlook(is_due, most, self._schedule.due_at)
 
     def on_step(self, now: float, tokens: Iterable[int | None] = (None,)) -> list[Effect]:
@@ -490,7 +489,7 @@ class TrainerMachine:
             self.leases.on_end(samples)
             self.leases.ask_anew()  # the end of a stream was found: what was asked for may lie beyond it
         # At least a sixteenth of a round's samples: the number of leases that wait for a commit stays small.
-        unit = max(self._lease_samples, batch * self.rules.period_steps // 16)
+        unit = max(self._lease_samples, batch * self._schedule.period // 16)
         want = self.leases.ask(batch, self._reads.unit(unit, self.leases.known(samples)))
         asked: list[Effect] = []
         if want or found_end:

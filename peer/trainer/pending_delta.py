@@ -19,7 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from farflung.optim.outer import OuterStep
 from farflung.peer.island.ranks import Ranks
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer.effects import LoadAnchor
@@ -77,7 +76,7 @@ class PendingDelta:
         self._layout.write_delta(model, loaded, carry, out, self._start)
 
     def train_on(
-        self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, outer: OuterStep, slot: int
+        self, model: nn.Module, loaded: Sequence[Tensor], shared: SharedState, rate: float, slot: int
     ) -> None:
         """Go ahead by what the momentum will do (optim/recipes.py).  All that is owed, in `slot`, is carried
         meanwhile.
@@ -93,7 +92,7 @@ class PendingDelta:
 
         def change(piece: LayoutPiece) -> Change:
             reads = [piece.cells(each, self._start) for each in parts]
-            make = Lookahead(outer, piece.entry.kind == "param")
+            make = Lookahead(rate, piece.entry.kind == "param")
             return Change(reads, make, (piece.values(loaded[piece.index]),))
 
         self._layout.set_each(model, self._start, self._count, change)

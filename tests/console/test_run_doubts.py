@@ -20,6 +20,10 @@ def told(text: str) -> list[str]:
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
         ("[model]\nkind = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
         (
+            "[run]\nrounds = 30\n[round]\nstart_rounds = 30",
+            "[round] start_rounds: 30 are all rounds of the run (30)",
+        ),
+        (
             "[round]\nperiod_s = 60\nsync_every = 50",
             "[round] period_s: a round is due every 60 s; sync_every (50)",
         ),

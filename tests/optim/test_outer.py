@@ -22,7 +22,7 @@ from farflung.optim.outer import (
     checked,
     outer_step_for,
 )
-from farflung.optim.recipes import ahead
+from farflung.optim.recipes import ahead, momentum_rate
 from farflung.protocol.outer_numbers import AdamWNumbers, outer_numbers
 
 
@@ -43,8 +43,8 @@ def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_us
     same_theta_n, same_m_n = theta_n.clone(), m_n.clone()
     for _ in range(5):
         d_n = torch.randn(10_001, generator=generator) * 1e-3
-        Nesterov(0.7, 0.9).step(theta_n, m_n, d_n)
-        Nesterov(0.7, 0.9, compiled).step(same_theta_n, same_m_n, d_n)
+        Nesterov(0.7, 0.9).step(theta_n, m_n, d_n, VERSION)
+        Nesterov(0.7, 0.9, compiled).step(same_theta_n, same_m_n, d_n, VERSION)
     assert torch.equal(theta_n, same_theta_n) and torch.equal(m_n, same_m_n)
 
 
@@ -52,6 +52,7 @@ def test_P1_the_compiled_outer_step_gives_the_bits_of_the_plain_one_or_is_not_us
 
 STEPS = {
     "nesterov": outer_step_for(outer_numbers("nesterov", 0.7, 0.9, 100)),
+    "nesterov, at the start": outer_step_for(outer_numbers("nesterov", "auto", "auto", 100, start=40)),
     "nesterov, auto": outer_step_for(outer_numbers("nesterov", "auto", "auto", 40)),
     "mean": outer_step_for(outer_numbers("mean", "auto", "auto", 40)),
     "mean, slow": outer_step_for(outer_numbers("mean", 0.3, "auto", 40)),
@@ -85,7 +86,7 @@ def as_numpy(step: OuterStep, theta: Tensor, m: Tensor, d: Tensor) -> tuple[np.n
     lr = np.float32(step.lr)
     if isinstance(step, PlainMean):
         return t - lr * x, v
-    mu = np.float32(step.momentum)
+    mu = np.float32(step.momentum_of(VERSION))
     v = mu * v + x
     return t - lr * (mu * v + x), v
 
@@ -156,6 +157,16 @@ def test_short_runs_remember_less(rounds: int, mu: float) -> None:
     assert isinstance(named, Nesterov) and named.momentum == 0.9
 
 
+def test_while_periods_are_short_there_is_little_momentum_unless_a_host_has_chosen_one() -> None:
+    step = outer_step_for(outer_numbers("nesterov", "auto", "auto", 100, start=40))
+    assert isinstance(step, Nesterov)
+    assert [step.momentum_of(version) for version in (1, 40, 41, 100)] == [0.3, 0.3, 0.9, 0.9]
+    chosen = outer_step_for(outer_numbers("nesterov", "auto", 0.8, 100, start=40))
+    assert isinstance(chosen, Nesterov) and chosen.momentum_of(1) == 0.8
+    assert outer_numbers("mean", "auto", "auto", 100, start=40).start == 0
+    assert momentum_rate(step, 40) == pytest.approx(0.7 * 0.09) and momentum_rate(step, 41) > 0.5
+
+
 # ---- where a peer trains on: optim/recipes.py
 # -----------------------------------------------------------------------
 
@@ -164,10 +175,10 @@ def test_short_runs_remember_less(rounds: int, mu: float) -> None:
 def test_ahead_is_where_a_peer_stands_and_what_the_momentum_alone_will_do(step: OuterStep) -> None:
     theta, m, owed = values(1)
     before = theta.clone(), m.clone(), owed.clone()
-    there = ahead(step, theta, m, owed, theta.numel())
+    there = ahead(momentum_rate(step, VERSION), theta, m, owed, theta.numel())
     assert all(torch.equal(a, b) for a, b in zip((theta, m, owed), before, strict=True)), "all are only read"
     if not isinstance(step, AdamW):
-        step.step(theta, m, torch.zeros_like(m))
+        step.step(theta, m, torch.zeros_like(m), VERSION)
         assert torch.allclose(there, theta - owed, rtol=1e-5, atol=1e-3)  # values are up to some dozens
     if isinstance(step, PlainMean | AdamW):
         assert torch.equal(there, before[0] - owed), "where the peer stands"
@@ -175,7 +186,8 @@ def test_ahead_is_where_a_peer_stands_and_what_the_momentum_alone_will_do(step: 
 
 def test_buffers_know_no_momentum_and_stay() -> None:
     theta, m, owed = values(1)
-    there = ahead(STEPS["nesterov"], theta, m, owed, 200)
+    rate = momentum_rate(STEPS["nesterov"], VERSION)
+    there = ahead(rate, theta, m, owed, 200)
     assert torch.equal(there[200:], theta[200:] - owed[200:])
-    assert torch.equal(there[:200], ahead(STEPS["nesterov"], theta, m, owed, 999)[:200])
-    assert torch.equal(ahead(STEPS["nesterov"], theta, m, owed, 0), theta - owed)
+    assert torch.equal(there[:200], ahead(rate, theta, m, owed, 999)[:200])
+    assert torch.equal(ahead(rate, theta, m, owed, 0), theta - owed)

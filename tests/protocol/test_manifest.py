@@ -15,7 +15,7 @@ from farflung.compression.codec import AUTO, codec_names
 from farflung.console.run_toml import SHORT, TEMPLATE
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
-from farflung.protocol.manifest import MAX_MANIFEST_BYTES, CodecName, Manifest
+from farflung.protocol.manifest import HUGE, MAX_MANIFEST_BYTES, CodecName, Manifest, Periods
 from farflung.protocol.model_schema import values_of
 
 
@@ -63,7 +63,7 @@ def test_digest_names_the_content() -> None:
     assert len(Manifest().digest) == 32
     assert Manifest.from_toml("[run]\nseed = 1", "run.toml").digest != Manifest().digest
     # A change here makes every earlier run another run: it must be on purpose.
-    assert Manifest().digest.hex().startswith("ff628cbf")
+    assert Manifest().digest.hex().startswith("6d3855e4")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +235,40 @@ def test_held_out_loss_takes_no_more_than_its_share() -> None:
     assert told in problem(text.replace("windows = 256", "windows = 256\nevery_rounds = 21"))
     assert Manifest.from_toml(text.replace("256", "256\nevery_rounds = 30"), "x").eval_rounds == 30
     assert "<= 1024, found 1025" in problem(text.replace("= 256", "= 1025"))
+
+
+def test_a_start_has_periods_that_double() -> None:
+    periods = Periods(50, 30)
+    assert [periods.at(version) for version in (0, 9, 10, 19, 20, 29, 30, 99)] == [
+        6,
+        6,
+        12,
+        12,
+        25,
+        25,
+        50,
+        50,
+    ]
+    assert periods.before(30) == 10 * (6 + 12 + 25) and periods.before(100) == 430 + 70 * 50
+    assert [Periods(4, 3).at(version) for version in range(4)] == [1, 1, 2, 4], "none is without a step"
+    for steps, start in ((50, 30), (4, 7), (1, 2), (100, 1), (7, 0)):
+        periods = Periods(steps, start)
+        for version in range(40):
+            assert periods.before(version + 1) - periods.before(version) == periods.at(version), (
+                periods,
+                version,
+            )
+    assert Periods(50, HUGE).before(HUGE) > HUGE, "at once, however many there are"
+
+
+def test_a_start_is_for_peers_that_take_steps_of_their_own() -> None:
+    made = Manifest.from_toml("[round]\nstart_rounds = 30", "x")
+    assert made.total_steps == made.periods.before(100) == 10 * (6 + 12 + 25) + 70 * 50
+    assert made.outer_numbers.start == 30
+    chosen = Manifest.from_toml("[round]\nstart_rounds = 30\n[outer]\nmomentum = 0.9", "x")
+    assert chosen.outer_numbers.start == 0
+    batch = '[pipeline]\nbatch = 4\n[merge]\npolicy = "mean"\n[round]\nstart_rounds = 3'
+    assert "[round] start_rounds: expected 0 with [pipeline] batch > 0, found 3" in problem(batch)
 
 
 def test_of_its_own_text_a_byte_is_a_token() -> None:

@@ -24,7 +24,7 @@ def test_a_run_is_changed_while_it_goes_on_and_ends_by_the_new_terms(stage: Any)
     assert refused.returncode == 2 and "[model] layers may not change while a run goes on" in refused.stderr
     done = stage.call("amend", "--set", "round.sync_every=5", "--set", "outer.lr=0.4", "--json", toml)
     assert done.returncode == 0, done.stderr
-    before = stage.until(lambda s: s["sync_every"] == 5 and s["version"] >= 6, "it follows")
+    before = stage.until(lambda s: s["period_steps"] == 5 and s["version"] >= 6, "it follows")
     assert [each["changes"] for each in before["amendments"]] == [
         {"outer": {"lr": 0.4}, "round": {"sync_every": 5}}
     ]
@@ -34,7 +34,7 @@ def test_a_run_is_changed_while_it_goes_on_and_ends_by_the_new_terms(stage: Any)
     stage.coordinate("--exit-when-done")  # with the file that the run began with
     stage.join("cyd", "--checkpoints", shared)
     after = stage.until(lambda s: s["version"] > before["version"] and s["alive"] == 3, "it goes on")
-    assert after["sync_every"] == 5 and after["run_id"] == before["run_id"]
+    assert after["period_steps"] == 5 and after["run_id"] == before["run_id"]
     ends = stage.call(
         "amend", "--set", "round.sync_every=5", "--set", "outer.lr=0.4",
         "--set", f"run.rounds={after['version'] + 60}", toml,

@@ -99,7 +99,7 @@ def by_one_process(outer: str) -> dict[str, Tensor]:
                 if isinstance(exact, AdamW):
                     exact.step(theta_n, m_n, v_n, d_n, version + 1)
                 else:
-                    exact.step(theta_n, m_n, d_n)
+                    exact.step(theta_n, m_n, d_n, version + 1)
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 

@@ -281,7 +281,7 @@ def by_one_process_alone(path: Path) -> dict[str, Tensor]:
             for name, p in parameters.items():
                 moved_n = (anchor[name] - p).flatten()
                 p.copy_(anchor[name])
-                exact.step(p.detach().view(-1), moments[name], moved_n)
+                exact.step(p.detach().view(-1), moments[name], moved_n, version + 1)
     return {name: p.detach() for name, p in parameters.items()}
 
 

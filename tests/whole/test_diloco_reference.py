@@ -21,6 +21,8 @@ from farflung.simulator.world import Scenario, World
 
 LR, MOMENTUM = 0.7, 0.9
 ROUNDS = 5
+# Of a run with short periods at first, whose host chose no momentum.
+LONG, START, START_MOMENTUM = 45, 18, 0.3
 
 
 class UnequalTrainer(VirtualTrainer):
@@ -75,14 +77,18 @@ class ObservedWorld(World):
             self.seen.contributions[encode.round_no, peer.peer] = delta.clone()
 
 
-def run(peers: int, fragments: int = 1, schedule: str = "blocking") -> ObservedWorld:
+def run(peers: int, fragments: int = 1, schedule: str = "blocking", start: int = 0) -> ObservedWorld:
     calm = Scenario(
         policy="mean",
         peers=peers,
         fragments=fragments,
         schedule=schedule,
         mix=0.0 if schedule == "blocking" else 0.25,
-        rounds=ROUNDS,
+        rounds=LONG if start else ROUNDS,
+        step="auto" if start else "nesterov",
+        sync_every=8 if start else 4,
+        start_rounds=start,
+        end_s=400.0,
         min_peers=peers,
         drop=0,
         duplicate=0,
@@ -106,8 +112,9 @@ def merged(record: CommittedRound, seen: Seen) -> Tensor:
     return d
 
 
-def reference(world: ObservedWorld) -> tuple[Tensor, Tensor]:
-    """DiLoCo in a single process: Nesterov momentum on the merged pseudo-gradient, each fragment by its own commits."""
+def reference(world: ObservedWorld, later: float = MOMENTUM, start: int = 0) -> tuple[Tensor, Tensor]:
+    """DiLoCo in a single process: Nesterov momentum on the merged pseudo-gradient, each fragment by its own commits.
+    `start`: versions with little momentum; `later`: that of the others."""
     assert world.seen.initial is not None
     theta = world.seen.initial.clone()
     m = torch.zeros_like(theta)
@@ -115,8 +122,9 @@ def reference(world: ObservedWorld) -> tuple[Tensor, Tensor]:
     for record in world.seen.commits:
         d, here = merged(record, world.seen), record.commit.fragment
         m_here, theta_here = state.part(m, here), state.part(theta, here)
-        m_here.copy_(MOMENTUM * m_here + d)
-        theta_here.copy_(theta_here - LR * (d + MOMENTUM * m_here))
+        mu = START_MOMENTUM if record.commit.version <= start else later
+        m_here.copy_(mu * m_here + d)
+        theta_here.copy_(theta_here - LR * (d + mu * m_here))
     return theta, m
 
 
@@ -147,6 +155,21 @@ def test_every_peer_ends_bit_for_bit_where_a_single_process_ends(
     for peer in world.peers.values():
         assert torch.equal(bits(peer.anchor), bits(theta))
         assert torch.equal(bits(peer.state._parts[1]), bits(momentum))
+
+
+@pytest.mark.parametrize(("fragments", "schedule"), [(1, "blocking"), (2, "overlap"), (3, "streaming")])
+def test_a_start_of_short_periods_with_little_momentum_is_what_a_single_process_computes(
+    fragments: int, schedule: str
+) -> None:
+    world = run(2, fragments, schedule, START)
+    later = world.manifest.outer_numbers.momentum
+    assert later > START_MOMENTUM
+    theta, _ = reference(world, later, START)
+    assert all(torch.equal(bits(peer.anchor), bits(theta)) for peer in world.peers.values())
+    if schedule == "blocking":
+        steps = {record.commit.version: record.steps for record in world.seen.commits}
+        due = {version: 2 * world.manifest.periods.at(version - 1) for version in range(1, LONG + 1)}
+        assert steps == due, "of both peers, by the version that they made"
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5])

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from farflung.compression.native import SWITCH
-from farflung.optim.outer import Nesterov
 from farflung.peer.local.memory import SharedState
 from farflung.peer.trainer import fused
 from farflung.peer.trainer.effects import LoadAnchor
@@ -51,7 +50,7 @@ class Tile:
         return self._made(OnValues(self.now, Owed()), reads, [self.slot])
 
     def ahead(self, is_parameter: bool) -> list[Tensor]:
-        recipe = Lookahead(Nesterov(lr=0.7, momentum=0.9), is_parameter)
+        recipe = Lookahead(0.7 * 0.9**2, is_parameter)
         return self._made(OnValues(self.now, recipe), [self.anchor, self.momentum, self.slot], [self.loaded])
 
     def taken(self, recipe: Taken) -> list[Tensor]:
@@ -146,7 +145,7 @@ def test_a_trainer_has_the_same_values_with_and_without_it(
                 for value in model.parameters():
                     value.mul_(0.75)
                 part.write_owed(model, loaded, shared.slots[slot])
-                part.train_on(model, loaded, shared, Nesterov(), slot)
+                part.train_on(model, loaded, shared, 0.567, slot)
                 for value in model.parameters():
                     value.mul_(0.75)
             shared.anchor.sub_(shared.slots[slot], alpha=0.5)
