@@ -66,9 +66,7 @@ Auto = Literal["auto"]
 
 
 LAST_RATE = 0.1  # at the end of a schedule that goes down, as a share of the whole rate
-
-
-START_SHARES = (8, 4, 2)  # of sync_every: periods of the start, each for as many rounds
+START_SHARES = (8, 4, 2)  # sync_every divided by each is a period of the start, for a third of its rounds
 
 
 class Periods(NamedTuple):
@@ -78,6 +76,7 @@ class Periods(NamedTuple):
     start: int = 0  # rounds whose periods are shorter
 
     def at(self, version: int) -> int:
+        version = max(0, version)  # nothing is loaded before version 0
         if version >= self.start:
             return self.steps
         return max(1, self.steps // START_SHARES[version * len(START_SHARES) // self.start])

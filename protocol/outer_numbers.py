@@ -34,9 +34,8 @@ MUON_LEAST_NORM, MUON_RMS = 1e-7, 0.2
 MUON_ONE = 2.0**24  # one, in its fixed-point numbers
 MUON_MOMENTUM = 0.95
 
-LEAST_MOMENTUM = (
-    0.3  # of Nesterov's step where nobody chose one: with 0.7 as the rate, a step of the mean's length
-)
+# Of Nesterov's step where nobody chose one: with 0.7 as the rate, each round moves the model once as far as it says.
+LEAST_MOMENTUM = 0.3
 
 Number = Annotated[float, Meta(ge=0, le=10)]  # as run.toml bounds them, so that no rate leaves fp32
 Decay = Annotated[float, Meta(ge=0, lt=1)]

@@ -1,6 +1,7 @@
 """Does it learn as if in one room?  Seeded experiments over the real protocol, in virtual time.
 
     python benchmarks/learning/learning.py room       [--steps 1000] [--plot room.svg]
+    python benchmarks/learning/learning.py starts     short periods at first
     python benchmarks/learning/learning.py schedules  blocking, streaming and overlap, at equal tokens
     python benchmarks/learning/learning.py outer      the outer steps, and what momentum a short run wants
     python benchmarks/learning/learning.py shards     each peer reads a part of the text of its own
@@ -58,12 +59,11 @@ def room(base: Setting) -> Rows:
 
 
 def starts(base: Setting) -> Rows:
-    """Short periods at first, for these shares of the rounds."""
-    shares = (replace(base, name=f"{share:.0%} of the rounds", start=share) for share in (0.4, 0.6, 0.7))
+    """Short periods and little momentum at first, and what as many bytes do otherwise."""
     return [
         (replace(base, name="synchronous AdamW"), in_one_room),
         (replace(base, name="no start"), farflung),
-        *((each, farflung) for each in shares),
+        (replace(base, name="40 rounds of start", start=40), farflung),
         (replace(base, name="half the period", period=base.period // 2), farflung),
     ]
 
@@ -199,6 +199,7 @@ class Kept:
 def rows_of(asked: argparse.Namespace) -> Rows:
     """All of one rate, then all of the next."""
     base = Setting("", asked.steps, asked.period, batch=asked.batch, seed=asked.seed)
+    base = replace(base, layers=asked.layers, width=asked.width)
     base = replace(base, merge={"policy": asked.merge})
     found: Rows = []
     for lr in asked.lr:
@@ -223,6 +224,8 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, nargs="+", default=[6e-3], help="of the inner optimizer, at its highest"
     )
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all rows, such as outer.momentum=0.9"

@@ -65,7 +65,7 @@ class Setting:
     merge: dict[str, Any] = field(default_factory=dict)
     layers: int = 2
     width: int = 32
-    start: float = 0.0  # of the rounds: how many have shorter periods
+    start: int = 0  # rounds with shorter periods, at most two fifths of all
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
     shards: bool = False  # each peer reads a region of the text of its own
@@ -105,7 +105,7 @@ class Setting:
         return next(n for n in range(self.steps + 1) if self.begun(n + 1).before(n + 1) > self.steps)
 
     def begun(self, rounds: int) -> Periods:
-        return Periods(self.period, round(self.start * rounds))
+        return Periods(self.period, min(self.start, round(0.4 * rounds)))
 
     @property
     def config(self) -> GPTConfig:

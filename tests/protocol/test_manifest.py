@@ -258,6 +258,7 @@ def test_a_start_has_periods_that_double() -> None:
                 periods,
                 version,
             )
+    assert Periods(50).at(-1) == 50 and Periods(50, 30).at(-1) == 6
     assert Periods(50, HUGE).before(HUGE) > HUGE, "at once, however many there are"
 
 

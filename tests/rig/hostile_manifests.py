@@ -92,6 +92,7 @@ HOSTILE: dict[str, list[Any]] = {
     "outer.schedule": ["overlap", *TEXT],
     "round.sync_every": NUMBERS,
     "round.period_s": NUMBERS,
+    "round.start_rounds": NUMBERS,
     "round.codec": ["topk", "fp32", *TEXT],
     "round.gather_codec": ["topk", "fp32", *TEXT],
     "round.chunk_kb": [16384, *NUMBERS],

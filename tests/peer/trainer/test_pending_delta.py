@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from farflung.optim.outer import Nesterov
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import Keep
 from farflung.peer.trainer.effects import LoadAnchor
@@ -41,7 +40,7 @@ class Work:
         return self.shared.slots[slot][:USED]
 
     def go_ahead(self, slot: int) -> None:
-        self.part.train_on(self.model, self.loaded, self.shared, Nesterov(), slot)
+        self.part.train_on(self.model, self.loaded, self.shared, 0.7 * 0.9**2, slot)
 
     def load(self, keep: Keep, slot: int, steps: int) -> None:
         self.part.load(
