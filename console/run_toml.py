@@ -31,9 +31,12 @@ batch = 8                 # samples in an inner step; where little memory is the
 
 [inner]
 lr = 4e-4                 # of the steps that each peer takes alone between two rounds
+warmup_steps = 100        # the rate rises over so many of them
+schedule = "cosine"       # and falls to a tenth until the run ends
 
 [round]
 sync_every = 50           # inner steps between two rounds; raise it on slow networks
+start_rounds = 40         # the first ones have shorter periods, which a model that is trained from nothing needs
 
 [checkpoint]
 every_rounds = 0          # peers with a place for checkpoints save after so many rounds (join --checkpoints); 0: never
@@ -114,7 +117,8 @@ schedule = "blocking"     # training waits for rounds; "overlap": goes on while 
                           # same, and each fragment has its rounds at another time: set fragments in [round]
 
 [round]
-sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart
+sync_every = 50           # inner steps between rounds; raise it on slow links, lower it if peers drift apart; machines
+                          # slower than the fastest third take those that they have time for
 start_rounds = 0          # so many rounds at the beginning have shorter periods: an eighth of sync_every for a third of
                           # them, then a quarter, then half, with little momentum unless [outer] says how much
 period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps

@@ -2,10 +2,12 @@
 
     python benchmarks/learning/learning.py room       [--steps 1000] [--plot room.svg]
     python benchmarks/learning/learning.py starts     short periods at first
+    python benchmarks/learning/learning.py rates      the inner rate over the run
     python benchmarks/learning/learning.py schedules  blocking, streaming and overlap, at equal tokens
     python benchmarks/learning/learning.py outer      the outer steps, and what momentum a short run wants
     python benchmarks/learning/learning.py shards     each peer reads a part of the text of its own
     python benchmarks/learning/learning.py slow       one peer of four at a fifth of the speed
+    python benchmarks/learning/learning.py unequal    eight peers of four speeds
     python benchmarks/learning/learning.py inner      the words of [inner] optimizer: loss, and bytes of state
     python benchmarks/learning/learning.py idle       how long training waits while bytes are on their way (no model)
 
@@ -65,6 +67,15 @@ def starts(base: Setting) -> Rows:
         (replace(base, name="no start"), farflung),
         (replace(base, name="40 rounds of start", start=40), farflung),
         (replace(base, name="half the period", period=base.period // 2), farflung),
+    ]
+
+
+def rates(base: Setting) -> Rows:
+    """The inner rate over the run, as [inner] says it."""
+    keys = (("constant", 0), ("constant", 50), ("cosine", 50), ("linear", 50), ("wsd", 50))
+    return [
+        (replace(base, name=f"{word}, {steps}", inner={"schedule": word, "warmup_steps": steps}), farflung)
+        for word, steps in keys
     ]
 
 
@@ -139,6 +150,18 @@ def slow(base: Setting) -> Rows:
     ]
 
 
+def unequal(base: Setting) -> Rows:
+    """Eight peers, five of which have half, a fifth and a tenth of the speed of the others."""
+    eight = replace(base, peers=8)
+    slow = replace(eight, slow=(10.0, 5.0, 5.0, 2.0, 2.0))
+    return [
+        (replace(eight, name="eight equal peers"), farflung),
+        (replace(slow, name="unequal ones"), farflung),
+        (replace(slow, name="by the clock", rounds={"period_s": float(base.period)}), farflung),
+        (replace(slow, name="overlap", outer={"schedule": "overlap"}), farflung),
+    ]
+
+
 def idle(base: Setting) -> Rows:
     names = {"blocking": {}, "overlap": {}, "streaming": {"fragments": 2}}
     timed = replace(base, learns=False)
@@ -158,7 +181,10 @@ def idle(base: Setting) -> Rows:
     ]
 
 
-EXPERIMENTS = {each.__name__: each for each in (room, starts, schedules, outer, inner, shards, slow, idle)}
+EXPERIMENTS = {
+    each.__name__: each
+    for each in (room, starts, rates, schedules, outer, inner, shards, slow, unequal, idle)
+}
 
 
 def with_words(setting: Setting, words: list[str]) -> Setting:
@@ -242,7 +268,7 @@ def main() -> None:
     print(
         f"{asked.experiment}: {asked.steps} steps of {rows[0][0].peers} peers, seed {asked.seed}; loss in nats per byte"
     )
-    names = ("loss", "vs first", "tokens", "sent/peer", "tokens/s", "idle", "took s", "state B/p")
+    names = ("loss", "vs first", "tokens", "sent/peer", "tokens/s", "idle", "took s", "state B/p", "used")
     print(f"{'row':28} {' '.join(f'{name:>10}' for name in names)}")
     done: list[Row] = []
     for setting, make in rows:
@@ -262,6 +288,7 @@ def main() -> None:
             f"{row.idle:.2%}",
             f"{row.seconds:.1f}",
             f"{row.state:.2f}",
+            f"{row.used:.1%}",
         )
         print(f"{row.name:28} {' '.join(f'{cell:>10}' for cell in cells)}", flush=True)
     if asked.plot is not None:

@@ -24,7 +24,7 @@ from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.records import CommittedRound, Record
 from farflung.optim.outer import Nesterov
 from farflung.optim.recipes import inner_of, outer_of
-from farflung.optim.schedule import rules_of
+from farflung.optim.schedule import rates_of, rules_of
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.data.sample_source import permuted_range
 from farflung.peer.trainer import effects as do
@@ -123,6 +123,9 @@ class Row:
     tokens_per_s: float = 0.0  # of a fast peer, in virtual time
     seconds: float = 0.0  # that it took to compute
     state: float = 0.0  # bytes for each parameter that the inner optimizer of a peer keeps, at the end
+    used: float = (
+        0.0  # tokens that were merged, of those that all peers would have read in that time without rounds
+    )
 
 
 class Learner(VirtualTrainer):
@@ -208,8 +211,11 @@ class Learner(VirtualTrainer):
         part = self.host.member.part
         manifest = self.host.manifest
         done = manifest.periods.before(part.version) / manifest.total_steps if part is not None else 0.0
+        rate = rate_at(setting.lr, self.steps, done)
+        if "schedule" in setting.inner:  # as runs have it
+            rate = setting.lr * rates_of(manifest).share(self.machine.run_step)
         for group in self.inner.param_groups:
-            group["lr"] = rate_at(setting.lr, self.steps, done)
+            group["lr"] = rate
         self.inner.step()
         self.inner.zero_grad()
 
@@ -280,7 +286,15 @@ class LearningWorld(World):
             self.setting.batch * CONFIG.context * sum(each.steps for each in fast) / sum(spans),
             time.monotonic() - began,
             bytes_per_parameter(learners[0].inner),
+            self.tokens / (max(spans) * self._tokens_per_s),
         )
+
+    @property
+    def _tokens_per_s(self) -> float:
+        """Of all peers together, without rounds."""
+        setting = self.setting
+        speeds = sum(1.0 / slow for slow in setting.slow) + setting.peers - len(setting.slow)
+        return setting.batch * CONFIG.context * speeds / STEP_S
 
     def start_peer(self, index: int) -> None:
         self.trainer_class = partial(Learner, self.setting, index)
