@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from farflung.protocol.manifest import LAST_RATE, Manifest, Periods, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
+SLACK = 1.02  # so much longer a slow peer's next period may last, after one for which nobody waited
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
 OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result
 
@@ -66,6 +67,13 @@ class Schedule:
         self.rules = rules
         self.period = rules.periods.at(0)  # steps of the present one
         self._done: set[int] = set()  # frozen in this period
+        self._called: set[int] = set()  # to be frozen after this step
+        self.early: set[int] = (
+            set()
+        )  # frozen last before the period had its steps, since others waited or would have
+        # Of a peer that is slower than most: what others needed for a period when it was called last.
+        self._pace_s = math.inf
+        self._first_at = now  # when the first step of this period began
         self._since: dict[int, int] = {}  # steps since the fragment was frozen last
         self._steps = 0
         self._began = self._last_step_at = now
@@ -74,7 +82,8 @@ class Schedule:
 
     def follow(self, rules: ScheduleRules, version: int) -> None:
         """A period that has begun ends by these, too."""
-        self.rules, self.period = rules, rules.periods.at(version)
+        before, self.rules, self.period = self.period, rules, rules.periods.at(version)
+        self._pace_s *= self.period / before
 
     @property
     def period_s(self) -> float:
@@ -83,6 +92,7 @@ class Schedule:
 
     def count_step(self, now: float) -> None:
         """One step more.  Several may be told with the same time, where ranks do not hear it after each."""
+        self._first_at = self._last_step_at if not self._steps else self._first_at
         self._steps += 1
         self._since = {fragment: steps + 1 for fragment, steps in self._since.items()}
         self._steps_at_once += 1
@@ -94,8 +104,15 @@ class Schedule:
         """The fragments to be frozen after this step.  Each is named once in a period."""
         if not self._steps:
             return []
-        due = [f for f in self._left() if self._is_over(f, now + self._step_s, self._steps)]
+        ends_at = now + self._step_s
+        due = [f for f in self._left() if f in self._called or self._is_over(f, ends_at, self._steps)]
+        if 0 in due and 0 not in self._called:
+            self._pace_s *= SLACK  # nobody waited for it
+        by_the_clock = self.rules.period_s > 0.0
+        self.early -= set(due)
+        self.early |= {f for f in due if not by_the_clock and self._steps < self._steps_of(f)}
         self._done |= set(due)
+        self._called -= set(due)
         self._since |= dict.fromkeys(due, 0)
         if 0 in due:
             self.restart(now)
@@ -104,15 +121,19 @@ class Schedule:
     def may_end(self, now: float) -> bool:
         """With the step that comes next some fragment's period may be over, by what is known now."""
         ends_at = now + self._time_of_a_step(now, self._steps_at_once + 1)
-        return any(self._is_over(fragment, ends_at, self._steps + 1) for fragment in self._left())
+        return bool(self._called) or any(
+            self._is_over(fragment, ends_at, self._steps + 1) for fragment in self._left()
+        )
 
     @property
     def due_at(self) -> float:
-        """By the clock: when the next fragment is to be frozen at the earliest."""
-        if not self.rules.period_s or not self._left():
+        """By the clock, or at the pace of others: when the next fragment is to be frozen at the earliest."""
+        if not self._left():
             return math.inf
         share = min(self.rules.share(fragment) for fragment in self._left())
-        return self._began + share * self.period_s - self._step_s
+        if self.rules.period_s:
+            return self._began + share * self.period_s - self._step_s
+        return self._first_at + share * self._pace_s - self._step_s
 
     @property
     def place(self) -> int:
@@ -134,11 +155,26 @@ class Schedule:
             self._began = now
         self._steps = min(self._steps, max(1, self.period // LEAD))
 
+    def on_called(self, fragment: int, waited_s: float, now: float) -> None:
+        """Others have had their steps for so long, and wait: what there is is frozen after this step, and the next
+        periods end in time."""
+        if fragment in self._done or fragment in self._called:
+            return
+        self._called.add(fragment)
+        if not fragment and 0 < self._steps < self._steps_of(fragment) - 1:
+            self._pace_s = max(0.0, now - waited_s - self._first_at)
+
+    def on_loaded(self, fragment: int, now: float) -> None:
+        """What it was called for may have begun without it: the others are at the beginning of a period."""
+        self._called.discard(fragment)
+        self._first_at = self._first_at if fragment else now
+
     def restart(self, now: float) -> None:
         """A period begins."""
         self._steps, self._began = 0, now
         self.on_waited(now)
         self._done.clear()
+        self._called.clear()
 
     def may_take(self, fragment: int) -> bool:
         """The overlap of the fragment's last freeze is over."""
@@ -157,7 +193,11 @@ class Schedule:
         if self.period_s:
             # Rather a step too few than one that ends when everybody else waits.
             return next_ends_at > self._began + share * self.period_s
-        return steps >= max(1, int(share * self.period))
+        in_time = next_ends_at <= self._first_at + share * self._pace_s
+        return not in_time or steps >= self._steps_of(fragment)
+
+    def _steps_of(self, fragment: int) -> int:
+        return max(1, int(self.rules.share(fragment) * self.period))
 
 
 def rules_of(manifest: Manifest) -> ScheduleRules:

@@ -38,6 +38,7 @@ from farflung.protocol.mode_words import (
     Audited,
     BatchBeat,
     BatchTick,
+    CallTick,
     EncodeTick,
     FiguresBeat,
     Keep,
@@ -45,6 +46,7 @@ from farflung.protocol.mode_words import (
     KeptReceipts,
     Look,
     MeshReport,
+    PaceBeat,
     ReachBeat,
     ReachTick,
     ScoreBeat,
@@ -89,9 +91,9 @@ Nonce = Annotated[bytes, Meta(max_length=32)]  # empty: none is told
 TAG_BYTES = 8  # of a nonce, to tell which one was meant
 ShownTag = Annotated[bytes, Meta(max_length=TAG_BYTES + 32)]
 # What modes may add to these, one of each.
-OfBeat = BatchBeat | ScoreBeat | FiguresBeat | ReachBeat | ShelfBeat | KeptBeat
+OfBeat = BatchBeat | PaceBeat | ScoreBeat | FiguresBeat | ReachBeat | ShelfBeat | KeptBeat
 OfFragmentBeat = AheadBeat
-OfTick = BatchTick | ServeTick | ScoreTick | ReachTick
+OfTick = BatchTick | ServeTick | CallTick | ScoreTick | ReachTick
 OfFragmentTick = AheadTick | EncodeTick
 OfProgress = MeshReport
 _OneOfEach = Meta(max_length=SECTIONS_MOST)

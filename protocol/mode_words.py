@@ -194,6 +194,25 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     why_not: ShortReason = ""  # a `ScoreCause`
 
 
+# ---- pace -------------------------------------------------------------------------------------------------
+# Those that are slower than most end their periods when the others wait.
+
+
+class PaceBeat(ModeSection, frozen=True, tag="pace"):
+    """These fragments I have frozen before I had taken all steps of the period, so I set nobody the pace."""
+
+    early: Annotated[tuple[FragmentNo, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]
+
+
+class CallTick(ModeSection, frozen=True, tag="call"):
+    """Rounds that wait for its receiver: of which fragments, from which version of each, and for how long by now."""
+
+    rounds: Annotated[
+        tuple[tuple[FragmentNo, Count, Annotated[float, Meta(ge=0)]], ...],
+        Meta(min_length=1, max_length=FRAGMENTS_MAX),
+    ]
+
+
 # What a script measures itself.
 FIGURE_NAME: Final = rf"\A[A-Za-z0-9_./-]{{1,{FIGURE_CHARS}}}\Z"
 Figures = Annotated[

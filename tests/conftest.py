@@ -101,6 +101,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
+def equal_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is called: all members take all steps of each period, as fast or slow as they are."""
+    if (pace := registry.found("pace")) is not None:
+        monkeypatch.setattr(pace.PaceMode, "tell", lambda *_: ())
+
+
+@pytest.fixture
 def say(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:

@@ -35,6 +35,7 @@ BEGINNINGS: Final = {
     "batches": "farflung.coordinator.batches.batch_mode",
     "evaluation": "farflung.coordinator.evaluation.evaluation",
     "mesh": "farflung.coordinator.mesh.mesh",
+    "pace": "farflung.coordinator.pace.pace",
     "reach": "farflung.coordinator.reach.reach",
     "recovery": "farflung.coordinator.recovery.recovery",
     "restoring": "farflung.coordinator.restoring.restoring_door",

@@ -110,7 +110,7 @@ class Eligibility:
     def _least(self) -> int:
         """Contributions that a round needs.  Members whose data is at its end are here, and have none to give: others
         must be able to go on, or they would never find that end themselves."""
-        without = sum(m.without_data and not self._is_ready(m) for m in self.able)
+        without = sum(m.without_data and not self.is_ready(m) for m in self.able)
         return max(1, self.core.manifest.run.min_peers - without)
 
     def _counted_on(self, ready: list[Member]) -> list[Member]:
@@ -120,7 +120,7 @@ class Eligibility:
         enough = len(steady) >= self._least and owners
         return [member for member in ready if member.peer in steady] if enough else ready
 
-    def _is_ready(self, member: Member) -> bool:
+    def is_ready(self, member: Member) -> bool:
         beat = self.beat_of(member)
         if beat is None or beat.dropped != self.book.dropped_round:
             return False  # a member that has not heard that the guard threw a round away might bring its work again
@@ -178,7 +178,7 @@ class Eligibility:
             return f"{why}; it takes part again after {left}"
         if member.peer in self.lines.slow:
             return f"what it learned is on its way: {self.lines.slow[member.peer].told}"
-        return "all its places were taken" if self._is_ready(member) else "it was not ready in time"
+        return "all its places were taken" if self.is_ready(member) else "it was not ready in time"
 
 
 # ---- participants ------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class RoundDriver(Eligibility):
             return
         able = self.able
         self._look_for_slow_lines()
-        ready = self._counted_on([m for m in able if self._is_ready(m)])
+        ready = self._counted_on([m for m in able if self.is_ready(m)])
         why_not = self.core.held or self.agreement.reason or self._why_not_open(able, ready)
         if why_not:
             self.reason = why_not

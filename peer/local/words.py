@@ -65,6 +65,7 @@ class Frozen(_Local, frozen=True, kw_only=True, tag="frozen"):
     fragment: int = 0
     step: int = 0  # the trainer's count of all its steps
     more: bool = False  # another fragment was frozen at the same step, and its word follows
+    early: bool = False  # before the period had its steps
     # Of a synchronous batch: the microbatches whose gradients are in it, and the seat that counted them, which the
     # agent puts in.
     counted: bytes = b""
@@ -203,6 +204,15 @@ class RoundOpened(_Local, frozen=True, kw_only=True, tag="opened"):
     fragment: int = 0
 
 
+class RoundCalled(_Local, frozen=True, kw_only=True, tag="called"):
+    """The round of this fragment that goes from this version is waited for, so long by now: the period ends after this
+    step."""
+
+    version: int
+    waited_s: float
+    fragment: int = 0
+
+
 class LeasesNow(_Local, frozen=True, kw_only=True, tag="leases"):
     leases: tuple[Lease, ...]  # `upto`, `uptos`: where to go on reading
     unsure: bool = False  # what is missing may be mine all the same: the coordinator will say
@@ -288,6 +298,7 @@ ToTrainer = (
     | LoadState
     | ResumeSteps
     | RoundOpened
+    | RoundCalled
     | LeasesNow
     | Grants
     | FreezeSums

@@ -129,6 +129,7 @@ BEGINNINGS: Final = {
     "batches": "farflung.peer.batches.batches",
     "audits": "farflung.peer.audits.auditor",
     "evaluation": "farflung.peer.evaluation.evaluation",
+    "pace": "farflung.peer.pace.pace",
 }
 
 SEARCH: Final = "farflung.peer.restoring.fellow_search"

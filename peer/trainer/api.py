@@ -533,12 +533,12 @@ class Run:
 
     @property
     def global_step(self) -> int:
-        """Where the run is, in inner steps, each version counted as `sync_every`: the same for whoever joins late."""
+        """Where the run is, in inner steps, each version counted as a whole period: the same for whoever joins late."""
         return self._loop.run_step
 
     @property
     def total_steps(self) -> int:
-        """The `global_step` at which the run ends: `rounds * sync_every`, as long as its host has changed neither."""
+        """The `global_step` at which the run ends: `rounds * sync_every`, less what the first periods are shorter."""
         return self._loop.total_steps
 
     @property

@@ -41,6 +41,7 @@ from farflung.peer.local.words import (
     Provide,
     Provided,
     ResumeSteps,
+    RoundCalled,
     RoundOpened,
     Score,
     Scored,
@@ -257,6 +258,9 @@ class TrainerMachine:
             case RoundOpened(fragment=fragment, hold=hold):
                 self.accounts[fragment].blocked |= hold
                 self._schedule.on_opened(fragment, now)
+            case RoundCalled(fragment=fragment, version=version, waited_s=waited_s):
+                if self.accounts[fragment].version == version and not self.accounts[fragment].blocked:
+                    self._schedule.on_called(fragment, waited_s, now)
             case ResumeSteps(spare=spare, fragment=fragment):
                 self.accounts[fragment].spare, self.accounts[fragment].blocked = spare, False
             case LeasesNow(leases=leases, unsure=unsure):
@@ -298,6 +302,7 @@ class TrainerMachine:
     def _load(self, load: LoadState, now: float) -> list[Effect]:
         account = self.accounts[load.fragment]
         account.load(load)
+        self._schedule.on_loaded(load.fragment, now)
         self._follow_terms()
         restarts = load.keep in ("drop", "restore")
         if load.fragment == BOOKS_FRAGMENT:
@@ -463,6 +468,7 @@ class TrainerMachine:
             fragment=account.fragment,
             step=self.step_count,
             more=more,
+            early=account.fragment in self._schedule.early,
         )
 
     def _wait_if_it_begins(self, before: TrainerState) -> list[Effect]:

@@ -53,6 +53,7 @@ MODES: Mapping[str, tuple[str, ...]] = {
         "peer/audits",
     ),
     "evaluation": ("coordinator/evaluation", "peer/evaluation"),
+    "pace": ("coordinator/pace", "peer/pace"),
     "reach": ("coordinator/reach", "coordinator/relay"),
     "recovery": ("coordinator/recovery",),
     "restoring": ("coordinator/restoring", "peer/restoring"),

@@ -17,6 +17,7 @@ from mutants_of_joiners import JOINERS
 from mutants_of_keeping import KEEPING
 from mutants_of_lines import LINES
 from mutants_of_meshes import MESHES
+from mutants_of_pace import PACE
 from mutants_of_peers import ARITHMETIC, SHARDS, STAGES, STATE
 from mutants_of_proofs import ERAS, PROOFS, SUMS
 from mutants_of_reach import REACH
@@ -54,4 +55,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *KEEPING,
     *MESHES,
     *EVALUATION,
+    *PACE,
 )

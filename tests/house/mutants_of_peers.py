@@ -416,8 +416,8 @@ STATE = (
     Mutant(
         "a trainer takes the terms of the version that it loads",
         "peer/trainer/machine.py",
-        "        account.load(load)\n        self._follow_terms()",
-        "        account.load(load)\n        pass",
+        "        self._schedule.on_loaded(load.fragment, now)\n        self._follow_terms()",
+        "        self._schedule.on_loaded(load.fragment, now)\n        pass",
         ("tests/peer/machine/test_amending.py",),
     ),
     Mutant(

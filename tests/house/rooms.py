@@ -118,6 +118,7 @@ ROOMS: dict[str, Room] = {
     "coordinator/evaluation": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/ledger", "protocol"), pure=True
     ),
+    "coordinator/pace": Room(("coordinator/modes", "coordinator/run", "protocol"), pure=True),
     "coordinator/mesh": Room(
         ("coordinator/modes", "coordinator/run", "coordinator/rounds", "protocol"), pure=True
     ),
@@ -184,6 +185,7 @@ ROOMS: dict[str, Room] = {
         pure=True,
     ),
     "peer/evaluation": Room(("peer/machine", "peer/local/words", "peer/builtin", "peer/data", "protocol")),
+    "peer/pace": Room(("peer/machine", "peer/local/words", "protocol"), pure=True),
     "peer/restoring": Room(("peer/machine", "collectives/round/effects", "protocol"), pure=True),
     "peer/slow_lines": Room(("peer/machine", "peer/local/words", "collectives/round", "protocol"), pure=True),
     "peer/crossings": Room(

@@ -111,6 +111,7 @@ MODES = {
         ),
         ("benchmarks/evaluation.py",),
     ),
+    "pace": Mode(("coordinator/pace", "peer/pace"), ("tests/whole/test_pace.py",)),
     "mesh": Mode(
         ("coordinator/mesh", "collectives/mesh"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from farflung.optim.schedule import Schedule, ScheduleRules
@@ -113,3 +115,111 @@ def test_a_result_is_not_taken_before_its_time() -> None:
         told.append(schedule.may_take(0))
         frozen(schedule, 1)
     assert told == [False] * 3 and schedule.may_take(0)
+
+
+# ---- called by others
+# -----------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_waited_for_ends_its_period_after_the_step_that_it_is_at() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule.on_called(0, 0.0, 0.0)
+    schedule.count_step(1.0)
+    assert schedule.take_due(1.0) == [0], "not before it has taken one"
+    schedule.on_waited(2.0)
+    schedule.count_step(3.0)
+    assert schedule.take_due(3.0) == [], "one call, one period"
+
+
+def periods(schedule: Schedule, begins: float, step_s: float, others_s: float, count: int = 1) -> list[int]:
+    """Steps of each period where the others need so long, and call at once; rounds take no time."""
+    found = []
+    for _ in range(count):
+        schedule.on_waited(begins)
+        steps, now, called = 0, begins, False
+        while True:
+            before, now, steps = now, now + step_s, steps + 1
+            if not called and before <= begins + others_s < now:
+                schedule.on_called(0, 0.0, begins + others_s)
+                called = True
+            schedule.count_step(now)
+            if schedule.take_due(now):
+                break
+        found.append(steps)
+        begins = max(now, begins + others_s)
+    return found
+
+
+def test_next_time_it_ends_before_the_others_have_to_wait() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    assert periods(schedule, 0.0, step_s=3.0, others_s=20.0) == [7]
+    assert periods(schedule, 21.0, step_s=3.0, others_s=20.0) == [6], "rather one too few"
+
+
+def test_where_the_others_become_slower_its_periods_grow_again() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    periods(schedule, 0.0, step_s=1.0, others_s=5.0)
+    found = periods(schedule, 100.0, step_s=1.0, others_s=1e9, count=100)
+    assert found[0] == 5 and found[-1] == 20 and found == sorted(found), found
+
+
+def test_who_is_never_called_takes_all_its_steps() -> None:
+    assert periods(Schedule(ScheduleRules("blocking", 20)), 0.0, 1.0, 1e9, count=3) == [20, 20, 20]
+
+
+def test_a_call_for_what_was_loaded_meanwhile_ends_nothing() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule.count_step(1.0)
+    schedule.on_called(0, 0.0, 1.5)
+    schedule.on_loaded(0, 1.8)  # that round began without it
+    schedule.count_step(2.0)
+    assert schedule.take_due(2.0) == []
+    schedule.count_step(4.0)
+    assert schedule.take_due(4.0) == [0], "at the pace of the others, from there on"
+
+
+def test_a_fragment_that_is_frozen_is_not_called_again_in_its_period() -> None:
+    schedule = Schedule(ScheduleRules("streaming", 20, fragments=2))
+    for step in range(1, 11):
+        schedule.count_step(float(step))
+        due = schedule.take_due(float(step))
+    assert due == [1]
+    schedule.on_called(1, 0.0, 10.5)
+    schedule.count_step(11.0)
+    assert schedule.take_due(11.0) == []
+
+
+def test_ranks_look_before_a_period_ends_at_the_pace_of_others() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    assert schedule.due_at == math.inf
+    periods(schedule, 0.0, step_s=3.0, others_s=20.0)
+    schedule.on_waited(30.0)
+    schedule.count_step(33.0)
+    assert 30.0 + 20.0 - 3.0 <= schedule.due_at <= 30.0 + 21.0
+
+
+def test_what_is_frozen_before_all_steps_is_early_by_a_call_or_by_the_pace_alone() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    periods(schedule, 0.0, step_s=3.0, others_s=20.0)
+    assert schedule.early == {0}
+    periods(schedule, 21.0, step_s=3.0, others_s=1e9)
+    assert schedule.early == {0}
+    periods(schedule, 60.0, step_s=0.5, others_s=1e9)
+    assert schedule.early == set(), "it had time for all of them"
+    by_clock = Schedule(ScheduleRules("blocking", 20, period_s=3.0))
+    by_clock.count_step(2.0)
+    assert by_clock.take_due(2.0) == [0] and by_clock.early == set()
+
+
+def test_a_call_at_the_last_step_is_no_news_of_the_pace() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    assert periods(schedule, 0.0, step_s=1.0, others_s=19.5, count=3) == [20, 20, 20]
+
+
+def test_where_periods_become_longer_so_does_the_pace() -> None:
+    rules = ScheduleRules("blocking", 40, start=3)
+    schedule = Schedule(rules)
+    schedule.follow(rules, 0)
+    assert periods(schedule, 0.0, step_s=3.0, others_s=5.0) == [2]
+    schedule.follow(rules, 1)
+    assert periods(schedule, 6.0, step_s=3.0, others_s=1e9) == [3], "10 s and a little"

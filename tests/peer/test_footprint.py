@@ -158,6 +158,7 @@ def calm(schedule: str) -> World:
     return world
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize(("schedule", "most"), [("blocking", 1), ("overlap", 2), ("streaming", 2)])
 def test_of_three_slots_those_are_written_that_the_paper_counts(schedule: str, most: int) -> None:
     written = [[bool(slot.any()) for slot in peer.slots] for peer in calm(schedule).peers.values()]

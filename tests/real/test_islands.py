@@ -95,9 +95,9 @@ def test_P1_an_island_and_a_plain_peer_end_with_one_model(
     assert len(rounds) == 4 if fragments == 1 else len(rounds) >= 4 * fragments
     if (
         schedule == "blocking"
-    ):  # both take as many steps, and two ranks read twice the samples in each, if not the same
+    ):  # of two ranks each reads samples of its own in a step, unless they share experts
         batches = 2 if "ep" in mode.split("-") else 3
-        assert {each["tokens"] for each in rounds} == {5 * batches * 4 * 9}
+        assert all(5 * 4 * 9 < each["tokens"] <= 5 * batches * 4 * 9 for each in rounds)
 
 
 # What `farflung join` starts: a line of plan.txt says how many ranks, forked from here, where torch is imported, and at

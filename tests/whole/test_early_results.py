@@ -97,6 +97,7 @@ def test_rounds_are_shorter_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_it < 0.95 * took()
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize("forges", ["1000x", "flip"])
 def test_P9_where_one_is_shortened_or_out_in_each_round_nothing_is_told_ahead(forges: str) -> None:
     world = calm(1, peers=5, forges=forges, policy="robust", min_peers=2)

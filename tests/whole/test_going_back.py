@@ -144,6 +144,7 @@ def test_it_is_remembered_that_somebody_left_with_the_finished_model() -> None:
 # ---- whole runs, in virtual time ----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_P4_a_run_that_loses_everybody_goes_on_from_a_checkpoint_of_its_own() -> None:
     eras = set()
     for seed in range(8, 13):

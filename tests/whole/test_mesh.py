@@ -57,6 +57,7 @@ class Churn(World):
         self.moved += isinstance(record, Opened) and record.plan.epoch > 1
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_a_mesh_commits_the_sum_of_its_groups_sums() -> None:
     world = World(1, replace(CALM, peers=9, group=3, chunks=6, rounds=2, gather_codec="int8"))
     assert world.run().outcome == "finished"

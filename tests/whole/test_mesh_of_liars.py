@@ -62,6 +62,7 @@ def run_of(
     return made, made.of(CommittedRound)
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_P9_in_a_mesh_a_liar_is_out_and_its_group_is_not() -> None:
     world, commits = run_of(LiarsInOneGroup, 1, ROOM)
     for record in commits:
@@ -77,6 +78,7 @@ class LongInOneGroup(LiarsInOneGroup):
     liars, how = 3, "1000x"
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_P9_in_a_mesh_lengths_are_those_that_most_members_of_all_groups_have() -> None:
     """Three of four in one group are a thousand times too long: among themselves they would be the usual."""
     world, commits = run_of(LongInOneGroup, 1, ROOM)
@@ -90,6 +92,7 @@ class MostOfOneGroup(LiarsInOneGroup):
     liars = 3
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_P9_a_group_whose_majority_lies_is_out_as_a_whole_and_nobody_of_it_is_suspected() -> None:
     world, commits = run_of(MostOfOneGroup, 1, ROOM)
     for record in commits:

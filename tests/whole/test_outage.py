@@ -66,6 +66,7 @@ def commits_of(world: World) -> list[CommittedRound]:
     return [each for each in map(from_bytes, world.journal) if isinstance(each, CommittedRound)]
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize(
     ("peers", "seed"),
     [(2, 1), pytest.param(3, 3, marks=pytest.mark.hard), pytest.param(5, 1, marks=pytest.mark.hard)],

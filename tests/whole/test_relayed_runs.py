@@ -190,6 +190,7 @@ def test_no_promise_is_broken_while_ways_change_again_and_again(batch: int) -> N
     assert connected > 0 and passed > 0
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize("offers", pieces(["drops", "dies", "steady"], 2))
 def test_relays_that_peers_offer_carry_what_the_host_has_no_relay_for(offers: str) -> None:
     passed = dropped = 0

@@ -353,6 +353,7 @@ def run_with(how: str, seed: int = 3, **changes: object) -> tuple[World, list[Co
     return world, [record for record in records if isinstance(record, CommittedRound)]
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize("how", ["1000x", "flip", "nan"])
 def test_P9_one_of_eight_is_malicious_and_the_others_stay_equal_and_hardly_notice(how: str) -> None:
     world, commits = run_with(how)
@@ -368,6 +369,7 @@ def test_P9_one_of_eight_is_malicious_and_the_others_stay_equal_and_hardly_notic
         assert (name in record.merged.suspects) == (how != "nan")
 
 
+@pytest.mark.usefixtures("equal_work")
 def test_P9_a_plain_mean_is_one_where_the_run_wants_it() -> None:
     _, commits = run_with("flip", policy="mean", min_peers=8)
     assert all(set(record.commit.weights) == {0.125} and record.merged.norm is None for record in commits)
