@@ -1,5 +1,5 @@
-"""What `farflung init` writes: run.toml with the keys that a host thinks about first, or with every key.  All stand at
-their defaults, with what each is for.
+"""What `farflung init` writes: run.toml with the keys that a host thinks about first, or with every key, and what each
+is for.  All but a few (`BETTER`) stand at their defaults.
 
 Must say what protocol/manifest.py means; a test holds the two together.
 """
@@ -47,7 +47,8 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
 
 TEMPLATE = """\
 # The public description of a run.  Every peer gets it and it is hashed: a change makes another run, but for
-# [admission], and for what `farflung amend` changes.  Every key is optional; the values below are the defaults.
+# [admission], and for what `farflung amend` changes.  Every key is optional; the values below are the defaults, but
+# for warmup_steps, schedule of [inner] and start_rounds, which are 0, "constant" and 0 where they are left out.
 
 [run]
 name = "my-run"           # appears in the join URL; a-z, 0-9 and -
@@ -184,11 +185,25 @@ momentum = "fresh"        # "keep": go on with the outer momentum of the checkpo
 """
 
 
+# What a new run has in place of a default, with figures in docs/learning.md: key, and the two values.
+BETTER = (
+    ("warmup_steps", "0", "100"),
+    ("schedule", '"constant"', '"cosine"'),
+    ("start_rounds", "0", "40"),
+)
+
+
 def description(every_key: bool, start: tuple[str, str] | None = None) -> str:
     """The text of run.toml.  `start`: what the run begins with, and the hash of that."""
     text = TEMPLATE if every_key else SHORT
+    for key, default, better in BETTER if every_key else ():
+        usual, value = f"\n{key} = {default}", f"\n{key} = {better}"
+        width = max(len(usual), len(value))
+        text = text.replace(usual.ljust(width), value.ljust(width), 1)
     if start is None:
         return text
+    # What is trained already does not change most at first.
+    text = text.replace("\nstart_rounds = 40", "\nstart_rounds = 0 ", 1)
     if "[start]" not in text:
         text = text.replace("[data]\n", START + "[data]\n", 1)
     for key, value in zip(("from", "hash"), start, strict=True):

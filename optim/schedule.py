@@ -158,7 +158,7 @@ class Schedule:
     def on_called(self, fragment: int, waited_s: float, now: float) -> None:
         """Others have had their steps for so long, and wait: what there is is frozen after this step, and the next
         periods end in time."""
-        if fragment in self._done or fragment in self._called:
+        if fragment in self._called:
             return
         self._called.add(fragment)
         if not fragment and 0 < self._steps < self._steps_of(fragment) - 1:

@@ -99,13 +99,6 @@ PACE = (
         OF_SCHEDULE,
     ),
     Mutant(
-        "a fragment that is frozen is not called again",
-        SCHEDULE,
-        "if fragment in self._done or fragment in self._called:",
-        "if fragment in self._called:",
-        OF_SCHEDULE,
-    ),
-    Mutant(
         "the first versions have little momentum",
         "optim/outer.py",
         "if version <= self.start else self.momentum",

@@ -156,6 +156,16 @@ def test_next_time_it_ends_before_the_others_have_to_wait() -> None:
     assert periods(schedule, 21.0, step_s=3.0, others_s=20.0) == [6], "rather one too few"
 
 
+def test_what_counts_is_when_the_others_were_ready_and_not_when_the_call_came() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    for step in range(1, 9):
+        schedule.count_step(step * 3.0)
+    schedule.on_called(0, waited_s=12.0, now=24.0)
+    schedule.count_step(27.0)
+    assert schedule.take_due(27.0) == [0]
+    assert periods(schedule, 27.0, step_s=3.0, others_s=1e9) == [4], "of 12 s"
+
+
 def test_where_the_others_become_slower_its_periods_grow_again() -> None:
     schedule = Schedule(ScheduleRules("blocking", 20))
     periods(schedule, 0.0, step_s=1.0, others_s=5.0)
@@ -176,17 +186,6 @@ def test_a_call_for_what_was_loaded_meanwhile_ends_nothing() -> None:
     assert schedule.take_due(2.0) == []
     schedule.count_step(4.0)
     assert schedule.take_due(4.0) == [0], "at the pace of the others, from there on"
-
-
-def test_a_fragment_that_is_frozen_is_not_called_again_in_its_period() -> None:
-    schedule = Schedule(ScheduleRules("streaming", 20, fragments=2))
-    for step in range(1, 11):
-        schedule.count_step(float(step))
-        due = schedule.take_due(float(step))
-    assert due == [1]
-    schedule.on_called(1, 0.0, 10.5)
-    schedule.count_step(11.0)
-    assert schedule.take_due(11.0) == []
 
 
 def test_ranks_look_before_a_period_ends_at_the_pace_of_others() -> None:

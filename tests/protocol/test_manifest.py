@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.compression.codec import AUTO, codec_names
-from farflung.console.run_toml import SHORT, TEMPLATE
+from farflung.console.run_toml import SHORT, TEMPLATE, description
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
 from farflung.protocol.manifest import HUGE, MAX_MANIFEST_BYTES, CodecName, Manifest, Periods
@@ -27,7 +27,11 @@ def problem(text: str) -> str:
 
 def test_template_spells_out_exactly_the_defaults() -> None:
     assert Manifest.from_toml(TEMPLATE, "run.toml") == Manifest() == Manifest.from_toml("", "run.toml")
-    assert Manifest.from_toml(SHORT, "run.toml") == Manifest()
+    better = {"round": {"start_rounds": 40}, "inner": {"warmup_steps": 100, "schedule": "cosine"}}
+    for every_key in (False, True):
+        assert Manifest.from_toml(description(every_key), "run.toml") == Manifest.model_validate(better)
+        begun = Manifest.from_toml(description(every_key, ("/a/model", "0" * 64)), "run.toml")
+        assert begun.round.start_rounds == 0 and begun.inner.warmup_steps == 100
     keys = set(re.findall(r"^(\w+) = ", SHORT, re.MULTILINE))
     assert keys <= set(re.findall(r"^(\w+) = ", TEMPLATE, re.MULTILINE)) and len(SHORT.splitlines()) <= 35
     for section, value in Manifest().model_dump().items():
