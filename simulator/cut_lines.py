@@ -96,8 +96,7 @@ class OrdersOfHost:
     def order(self, machine: RunMachine, peers: Iterable[VirtualPeer], now: float) -> GoBack | None:
         ledger = machine.core.ledger
         seen = (ledger.eras.number, [book.version for book in ledger.books])
-        waiting = list(peers)  # also for the last version; whoever has it has left
-        lost = ledger.learned and waiting and not all_is_held(ledger, waiting)
+        lost = ledger.learned and not machine.core.finished and not all_is_held(ledger, peers)
         if not lost or seen != self._seen:
             self._seen, self._since = seen, now
         if self._from_s is None or now < self._from_s or now - self._since < NO_NEWS_S:

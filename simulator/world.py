@@ -575,7 +575,8 @@ class World:
         self._changes.check_all_know(coordinator, self._waited_for if finished else ())
         outcome = "finished" if finished else "; ".join(c.reason for c in coordinator.drivers)
         here = [p for p in self.peers.values() if p.alive and p.exit_code != "refused"]
-        host = self.scenario.host_after_s > 0.0 and ledger.learned  # who does nothing for what nobody founded
+        # Who does nothing for what nobody founded, or for a run that is complete.
+        host = self.scenario.host_after_s > 0.0 and ledger.learned and not finished
         can_go_on = host or all_is_held(ledger, here) or self._can_be_resumed(ledger, here)
         can_go_on = can_go_on and not self.work_league.ends_the_stream
         lost = self._held_at_cut.lost(self.invariants) if self.scenario.cut_off == self.scenario.peers else []

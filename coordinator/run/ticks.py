@@ -277,6 +277,10 @@ class VersionZero:
         core, drivers = self._core, self._drivers
         for driver in drivers:
             driver.abort(AbortCause.FOUNDED_ANEW, "version 0 is founded anew")
+            for (
+                member
+            ) in driver.holders:  # whoever founded it before has another one, and may be ready for a round
+                driver.standing(member).verified = False
         said = [each.beat_of(founder) for each, founder in zip(drivers, founders, strict=True)]
         known = [each for each in said if each is not None]
         first, *others = (each.digest for each in known)

@@ -183,7 +183,9 @@ def test_P3_who_founds_the_run_and_gives_it_to_nobody_has_its_turn() -> None:
     run.core.now += FOUNDER_PATIENCE_S
     assert run.goal(bob, -1)[0] == Goal.FOUND
     bobs = replace(NOWHERE, version=0, digest=OTHER)
+    assert ann.standings[0].verified
     assert run.goal(bob, fragments=(bobs,)) == (Goal.TRAIN, "it founded version 0")
+    assert not ann.standings[0].verified, "no round may open with what she holds before she was heard again"
     assert run.goal(ann, 0)[0] == Goal.SYNC
     assert run.core.ledger.books[0].digests == {0: OTHER}
     assert not any(isinstance(each, Struck) for each in run.written), "it may have been slow"
