@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from farflung.protocol.manifest import LAST_RATE, Manifest, Periods, wsd_decay_begins
 
 STAGGERED, GOES_ON = frozenset({"streaming"}), frozenset({"streaming", "overlap"})
-SLACK = 1.02  # so much longer a slow peer's next period may last, after one for which nobody waited
+SLACK = 0.02  # so much longer a slow peer's next period may be, after one for which nobody waited; then twice as much
 LEAD = 10  # by steps, a peer stays no more than a period / LEAD ahead of the others, or a single step
 OVERLAP_MIX = 0.5  # how much of its own values a peer keeps where it takes a result
 
@@ -68,12 +68,13 @@ class Schedule:
         self.period = rules.periods.at(0)  # steps of the present one
         self._done: set[int] = set()  # frozen in this period
         self._called: set[int] = set()  # to be frozen after this step
-        self.early: set[int] = (
-            set()
-        )  # frozen last before the period had its steps, since others waited or would have
-        # Of a peer that is slower than most: what others needed for a period when it was called last.
-        self._pace_s = math.inf
+        # Frozen last before the period had its steps, since others waited or would have.
+        self.early: set[int] = set()
+        # Of a peer that is slower than most: what others needed for a period when it was called last, and by how much
+        # longer its next period may last if it is not called.
+        self._pace_s, self._slack = math.inf, SLACK
         self._first_at = now  # when the first step of this period began
+        self._began_with_others = False
         self._since: dict[int, int] = {}  # steps since the fragment was frozen last
         self._steps = 0
         self._began = self._last_step_at = now
@@ -106,8 +107,11 @@ class Schedule:
             return []
         ends_at = now + self._step_s
         due = [f for f in self._left() if f in self._called or self._is_over(f, ends_at, self._steps)]
+        if 0 in due:
+            self._began_with_others = True  # the next one, as soon as this round is over
         if 0 in due and 0 not in self._called:
-            self._pace_s *= SLACK  # nobody waited for it
+            self._pace_s *= 1.0 + self._slack  # nobody waited for it
+            self._slack = min(1.0, 2.0 * self._slack)
         by_the_clock = self.rules.period_s > 0.0
         self.early -= set(due)
         self.early |= {f for f in due if not by_the_clock and self._steps < self._steps_of(f)}
@@ -161,13 +165,19 @@ class Schedule:
         if fragment in self._called:
             return
         self._called.add(fragment)
-        if not fragment and 0 < self._steps < self._steps_of(fragment) - 1:
-            self._pace_s = max(0.0, now - waited_s - self._first_at)
+        if fragment or not 0 < self._steps < self._steps_of(fragment) - 1:
+            return
+        self._slack, pace_s = SLACK, now - waited_s - self._first_at
+        if self._began_with_others and pace_s > 0.0:
+            self._pace_s = pace_s
 
-    def on_loaded(self, fragment: int, now: float) -> None:
-        """What it was called for may have begun without it: the others are at the beginning of a period."""
+    def on_loaded(self, fragment: int, now: float, joins: bool) -> None:
+        """What it was called for may have begun without it: the others are at the beginning of a period, or anywhere
+        in one where this peer `joins` them."""
         self._called.discard(fragment)
-        self._first_at = self._first_at if fragment else now
+        if not fragment:
+            self._first_at = now
+            self._began_with_others = self._began_with_others and not joins
 
     def restart(self, now: float) -> None:
         """A period begins."""

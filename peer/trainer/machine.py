@@ -302,9 +302,9 @@ class TrainerMachine:
     def _load(self, load: LoadState, now: float) -> list[Effect]:
         account = self.accounts[load.fragment]
         account.load(load)
-        self._schedule.on_loaded(load.fragment, now)
-        self._follow_terms()
         restarts = load.keep in ("drop", "restore")
+        self._schedule.on_loaded(load.fragment, now, restarts)
+        self._follow_terms()
         if load.fragment == BOOKS_FRAGMENT:
             self._place.on_load(restarts)
         if restarts and load.fragment not in self._passed_over:

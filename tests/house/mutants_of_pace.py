@@ -66,15 +66,15 @@ PACE = (
     Mutant(
         "periods grow again",
         SCHEDULE,
-        "self._pace_s *= SLACK  #",
+        "self._pace_s *= 1.0 + self._slack  #",
         "pass  #",
         OF_SCHEDULE,
     ),
     Mutant(
         "a call at the last step is no news",
         SCHEDULE,
-        "0 < self._steps < self._steps_of(fragment) - 1:",
-        "0 < self._steps:",
+        "if fragment or not 0 < self._steps < self._steps_of(fragment) - 1:",
+        "if fragment or not 0 < self._steps:",
         OF_SCHEDULE,
     ),
     Mutant(
@@ -94,8 +94,22 @@ PACE = (
     Mutant(
         "a load begins what the pace is measured by",
         SCHEDULE,
-        "self._first_at = self._first_at if fragment else now",
-        "pass",
+        "        if not fragment:\n            self._first_at = now",
+        "        if not fragment:\n            pass",
+        OF_SCHEDULE,
+    ),
+    Mutant(
+        "who joins in the middle of a period learns no pace from its call",
+        SCHEDULE,
+        "if self._began_with_others and pace_s > 0.0:",
+        "if pace_s > 0.0:",
+        OF_SCHEDULE,
+    ),
+    Mutant(
+        "who begins when others wait already learns no pace",
+        SCHEDULE,
+        "and pace_s > 0.0:",
+        "and pace_s > -99.0:",
         OF_SCHEDULE,
     ),
     Mutant(

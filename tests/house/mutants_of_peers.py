@@ -416,8 +416,8 @@ STATE = (
     Mutant(
         "a trainer takes the terms of the version that it loads",
         "peer/trainer/machine.py",
-        "        self._schedule.on_loaded(load.fragment, now)\n        self._follow_terms()",
-        "        self._schedule.on_loaded(load.fragment, now)\n        pass",
+        "        self._schedule.on_loaded(load.fragment, now, restarts)\n        self._follow_terms()",
+        "        self._schedule.on_loaded(load.fragment, now, restarts)\n        pass",
         ("tests/peer/machine/test_amending.py",),
     ),
     Mutant(

@@ -131,6 +131,15 @@ def test_a_peer_that_is_waited_for_ends_its_period_after_the_step_that_it_is_at(
     assert schedule.take_due(3.0) == [], "one call, one period"
 
 
+def one_of_many() -> Schedule:
+    """Of a peer that has been in a round, and begins its periods with the others."""
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    for step in range(1, 21):
+        schedule.count_step(-20.0 + step)
+    assert schedule.take_due(0.0) == [0]
+    return schedule
+
+
 def periods(schedule: Schedule, begins: float, step_s: float, others_s: float, count: int = 1) -> list[int]:
     """Steps of each period where the others need so long, and call at once; rounds take no time."""
     found = []
@@ -151,13 +160,14 @@ def periods(schedule: Schedule, begins: float, step_s: float, others_s: float, c
 
 
 def test_next_time_it_ends_before_the_others_have_to_wait() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     assert periods(schedule, 0.0, step_s=3.0, others_s=20.0) == [7]
     assert periods(schedule, 21.0, step_s=3.0, others_s=20.0) == [6], "rather one too few"
 
 
 def test_what_counts_is_when_the_others_were_ready_and_not_when_the_call_came() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
+    schedule.on_waited(0.0)
     for step in range(1, 9):
         schedule.count_step(step * 3.0)
     schedule.on_called(0, waited_s=12.0, now=24.0)
@@ -167,21 +177,40 @@ def test_what_counts_is_when_the_others_were_ready_and_not_when_the_call_came() 
 
 
 def test_where_the_others_become_slower_its_periods_grow_again() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     periods(schedule, 0.0, step_s=1.0, others_s=5.0)
-    found = periods(schedule, 100.0, step_s=1.0, others_s=1e9, count=100)
-    assert found[0] == 5 and found[-1] == 20 and found == sorted(found), found
+    found = periods(schedule, 100.0, step_s=1.0, others_s=1e9, count=8)
+    assert found == [5, 5, 5, 5, 6, 8, 14, 20], "first a little, then ever faster"
 
 
 def test_who_is_never_called_takes_all_its_steps() -> None:
-    assert periods(Schedule(ScheduleRules("blocking", 20)), 0.0, 1.0, 1e9, count=3) == [20, 20, 20]
+    assert periods(one_of_many(), 0.0, 1.0, 1e9, count=3) == [20, 20, 20]
+
+
+def test_who_comes_in_the_middle_of_a_period_learns_no_pace_from_its_call() -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20))
+    assert periods(schedule, 0.0, step_s=1.0, others_s=1.5) == [2]
+    assert periods(schedule, 2.0, step_s=1.0, others_s=1e9) == [20]
+    schedule = one_of_many()
+    schedule.on_loaded(0, 0.0, joins=True)  # the run went back, or its state was not the run's
+    assert periods(schedule, 0.0, step_s=1.0, others_s=1.5) == [2]
+    assert periods(schedule, 2.0, step_s=1.0, others_s=1e9) == [20]
+
+
+def test_who_begins_when_the_others_wait_already_learns_no_pace_either() -> None:
+    schedule = one_of_many()
+    schedule.count_step(1.0)
+    schedule.on_called(0, waited_s=5.0, now=1.5)
+    schedule.count_step(2.0)
+    assert schedule.take_due(2.0) == [0]
+    assert periods(schedule, 2.0, step_s=1.0, others_s=1e9) == [20]
 
 
 def test_a_call_for_what_was_loaded_meanwhile_ends_nothing() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     schedule.count_step(1.0)
     schedule.on_called(0, 0.0, 1.5)
-    schedule.on_loaded(0, 1.8)  # that round began without it
+    schedule.on_loaded(0, 1.8, joins=False)  # that round began without it
     schedule.count_step(2.0)
     assert schedule.take_due(2.0) == []
     schedule.count_step(4.0)
@@ -189,7 +218,7 @@ def test_a_call_for_what_was_loaded_meanwhile_ends_nothing() -> None:
 
 
 def test_ranks_look_before_a_period_ends_at_the_pace_of_others() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     assert schedule.due_at == math.inf
     periods(schedule, 0.0, step_s=3.0, others_s=20.0)
     schedule.on_waited(30.0)
@@ -198,7 +227,7 @@ def test_ranks_look_before_a_period_ends_at_the_pace_of_others() -> None:
 
 
 def test_what_is_frozen_before_all_steps_is_early_by_a_call_or_by_the_pace_alone() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     periods(schedule, 0.0, step_s=3.0, others_s=20.0)
     assert schedule.early == {0}
     periods(schedule, 21.0, step_s=3.0, others_s=1e9)
@@ -211,7 +240,7 @@ def test_what_is_frozen_before_all_steps_is_early_by_a_call_or_by_the_pace_alone
 
 
 def test_a_call_at_the_last_step_is_no_news_of_the_pace() -> None:
-    schedule = Schedule(ScheduleRules("blocking", 20))
+    schedule = one_of_many()
     assert periods(schedule, 0.0, step_s=1.0, others_s=19.5, count=3) == [20, 20, 20]
 
 
@@ -219,6 +248,7 @@ def test_where_periods_become_longer_so_does_the_pace() -> None:
     rules = ScheduleRules("blocking", 40, start=3)
     schedule = Schedule(rules)
     schedule.follow(rules, 0)
+    periods(schedule, -99.0, step_s=1.0, others_s=1e9)
     assert periods(schedule, 0.0, step_s=3.0, others_s=5.0) == [2]
     schedule.follow(rules, 1)
     assert periods(schedule, 6.0, step_s=3.0, others_s=1e9) == [3], "10 s and a little"
