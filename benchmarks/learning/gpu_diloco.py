@@ -8,6 +8,7 @@ curves; with --json, one line for programs.  `--out FOLDER` keeps what each proc
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -77,7 +78,9 @@ def of_run(size: str, peers: int, folder: Path) -> dict:
     watched([host, *(subprocess.Popen([sys.executable, SCRIPT, *each]) for each in words)])
     found = [json.loads(out.read_text()) for out in outs]
     equal = len({each["held_out"] for each in found}) == 1
-    losses = [statistics.fmean(each) for each in zip(*(one["losses"] for one in found), strict=True)]
+    # A slower peer takes fewer steps, and may have no loss of the last ones.
+    rows = itertools.zip_longest(*(one["losses"] for one in found))
+    losses = [statistics.fmean(loss for loss in row if loss is not None) for row in rows]
     return {**found[0], "losses": losses, "peers": peers, "equal": equal}
 
 

@@ -134,6 +134,7 @@ def test_no_promise_is_broken_by_a_relay_that_lies_about_bytes(batch: int) -> No
     assert spoiled > 0
 
 
+@pytest.mark.usefixtures("equal_work")
 @pytest.mark.parametrize("peers", pieces([4, 3, 5]))
 def test_two_whose_bytes_to_each_other_a_relay_withholds_are_soon_in_every_round_all_the_same(
     peers: int,
