@@ -194,6 +194,19 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     why_not: ShortReason = ""  # a `ScoreCause`
 
 
+# What a script measures itself.
+FIGURE_NAME: Final = rf"\A[A-Za-z0-9_./-]{{1,{FIGURE_CHARS}}}\Z"
+Figures = Annotated[
+    tuple[tuple[Annotated[str, Meta(pattern=FIGURE_NAME)], float], ...], Meta(max_length=FIGURES_MOST)
+]
+
+
+class FiguresBeat(ModeSection, frozen=True, tag="figures"):
+    """The newest value of each, by my word: shown beside my name, and nothing follows from it."""
+
+    figures: Figures
+
+
 # ---- pace -------------------------------------------------------------------------------------------------
 # Those that are slower than most end their periods when the others wait.
 
@@ -211,19 +224,6 @@ class CallTick(ModeSection, frozen=True, tag="call"):
         tuple[tuple[FragmentNo, Count, Annotated[float, Meta(ge=0)]], ...],
         Meta(min_length=1, max_length=FRAGMENTS_MAX),
     ]
-
-
-# What a script measures itself.
-FIGURE_NAME: Final = rf"\A[A-Za-z0-9_./-]{{1,{FIGURE_CHARS}}}\Z"
-Figures = Annotated[
-    tuple[tuple[Annotated[str, Meta(pattern=FIGURE_NAME)], float], ...], Meta(max_length=FIGURES_MOST)
-]
-
-
-class FiguresBeat(ModeSection, frozen=True, tag="figures"):
-    """The newest value of each, by my word: shown beside my name, and nothing follows from it."""
-
-    figures: Figures
 
 
 # ---- mesh -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import AMENDMENT_BYTES
-from farflung.protocol.manifest import COORDINATORS_OWN, Manifest, Periods
+from farflung.protocol.manifest import COORDINATORS_OWN, Manifest
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.signing import Amendment, is_hosts
@@ -106,12 +106,8 @@ class Terms:
     def steps_before(self, version: int) -> int:
         """The run's own inner steps until this version: each round counts as one period of its own terms."""
         borders = sorted({0, version, *(min(each.version, version) for each in self.amendments)})
-        spans = ((self.periods(start), start, stop) for start, stop in pairwise(borders))
+        spans = ((self.at(start).periods, start, stop) for start, stop in pairwise(borders))
         return sum(periods.before(stop) - periods.before(start) for periods, start, stop in spans)
-
-    def periods(self, version: int) -> Periods:
-        """As they look from this version."""
-        return self.at(version).periods
 
     def total_steps(self, version: int) -> int:
         """Of the whole run, as it looks from this version."""

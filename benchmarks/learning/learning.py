@@ -250,8 +250,8 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, nargs="+", default=[6e-3], help="of the inner optimizer, at its highest"
     )
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=Setting.layers)
+    parser.add_argument("--width", type=int, default=Setting.width)
     parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all rows, such as outer.momentum=0.9"

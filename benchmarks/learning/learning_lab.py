@@ -63,8 +63,8 @@ class Setting:
     rounds: dict[str, Any] = field(default_factory=dict)  # keys of [round]
     inner: dict[str, Any] = field(default_factory=dict)
     merge: dict[str, Any] = field(default_factory=dict)
-    layers: int = 2
-    width: int = 32
+    layers: int = CONFIG.layers
+    width: int = CONFIG.width
     start: int = 0  # rounds with shorter periods, at most two fifths of all
     slow: tuple[float, ...] = ()  # how many times as long the steps of the first peers take
     transfer: float = 0.0  # of a period: how long a round's bytes are on their way
@@ -109,7 +109,7 @@ class Setting:
 
     @property
     def config(self) -> GPTConfig:
-        return GPTConfig(layers=self.layers, width=self.width, heads=4, context=64)
+        return replace(CONFIG, layers=self.layers, width=self.width)
 
 
 @dataclass
@@ -123,9 +123,8 @@ class Row:
     tokens_per_s: float = 0.0  # of a fast peer, in virtual time
     seconds: float = 0.0  # that it took to compute
     state: float = 0.0  # bytes for each parameter that the inner optimizer of a peer keeps, at the end
-    used: float = (
-        0.0  # tokens that were merged, of those that all peers would have read in that time without rounds
-    )
+    # Tokens that were merged, of those that all peers would have read in that time without rounds.
+    used: float = 0.0
 
 
 class Learner(VirtualTrainer):

@@ -25,10 +25,10 @@ ONE_OF = 3  # members that could be in the round: so many must be ready, before 
 
 @dataclass
 class ReadyThird:
-    """At who is ready for the next round of a fragment."""
+    """Of those that could be in the next round of a fragment, when that was looked at last."""
 
     at: float = -math.inf
-    since: float | None = None  # when a third of those that could be in it were ready; None: they are not
+    since: float | None = None  # when so many were ready; None: they are not
 
 
 class PaceMode(CoordinatorMode):

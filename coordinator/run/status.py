@@ -198,7 +198,7 @@ def build_status(
             {"number": each.number, "version": each.version, "changes": each.changed}
             for each in core.ledger.amendments
         ],
-        "period_steps": core.terms.periods(ledger.version).at(ledger.version),
+        "period_steps": core.manifest.periods.at(ledger.version),
         "steps_before": core.terms.steps_before(ledger.version),
         "elapsed_s": round(core.clock_at(now), 3),
         "unjudged": _unjudged(core, drivers),

@@ -23,14 +23,10 @@ class Machine(VirtualTrainer):
 
     def __init__(self, speed: float, *place: object) -> None:
         super().__init__(*place)  # type: ignore[arg-type]
-        self.speed, self.taken = speed, 0
+        self.speed = speed
 
     def step_s(self) -> float:
         return STEP_S / self.speed
-
-    def learn(self, samples: tuple[tuple[int, int], ...]) -> None:
-        super().learn(samples)
-        self.taken += 1
 
 
 class UnequalWorld(World):
@@ -88,9 +84,9 @@ def test_four_machines_of_three_speeds_lose_little_of_what_they_can_do(schedule:
         assert len(record.commit.included) == 4, "what the slow ones have learned is in each version"
 
 
-def test_without_the_mode_all_wait_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("equal_work")
+def test_without_the_mode_all_wait_for_the_slowest() -> None:
     """Otherwise the test above would prove nothing."""
-    monkeypatch.setattr("farflung.coordinator.pace.pace.PaceMode.tell", lambda *_: ())
     assert used(run(calm())) < 0.4
 
 

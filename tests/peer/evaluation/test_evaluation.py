@@ -12,9 +12,9 @@ from farflung.peer.machine.held_fragment import ReplicaEvent, Rolling
 from farflung.peer.machine.replicas import Replica
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.protocol.errors import ScoreCause
-from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
 from farflung.protocol.model_schema import Fragment
+from rig.bare_tick import tick_with
 
 ORDER = ScoreTick(7, (0,), b"\x05")
 NATS = struct.pack("<2f", 1.0, 2.0)
@@ -41,15 +41,7 @@ class Peer:
         self.mode = PeerEvaluation(self.part, self.training)  # type: ignore[arg-type]
 
     def tick(self, order: ScoreTick | None, now: float = 0.0) -> list[Score]:
-        plain = {
-            "session": bytes(16),
-            "seq": 1,
-            "answers": 1,
-            "heard_s": 0.0,
-            "roster_no": 0,
-            "fragments": (),
-        }
-        told = Tick(**plain, goal="train", reason="", era=0, sections=(order,) if order else ())  # type: ignore[arg-type]
+        told = tick_with(*((order,) if order else ()))
         return self.asked(self.mode.on_tick(told, now))
 
     @staticmethod

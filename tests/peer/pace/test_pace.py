@@ -10,8 +10,8 @@ from farflung.peer.local.words import Frozen, RoundCalled
 from farflung.peer.machine.effects import TellTrainer
 from farflung.peer.machine.trainer_proxy import TrainerProxy
 from farflung.peer.pace.pace import PeerPace
-from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import CallTick, PaceBeat
+from rig.bare_tick import tick_with
 
 VERSION = 3
 FROZEN = Frozen(slot=0, tokens=1, steps=1, used=(), loss=None, fragment=0, step=1)
@@ -27,16 +27,7 @@ class Peer:
         self.mode = PeerPace(self.part, self.training)  # type: ignore[arg-type]
 
     def called(self, *rounds: tuple[int, int, float]) -> list[RoundCalled]:
-        plain = {
-            "session": bytes(16),
-            "seq": 1,
-            "answers": 1,
-            "heard_s": 0.0,
-            "roster_no": 0,
-            "fragments": (),
-        }
-        sections = (CallTick(rounds),) if rounds else ()
-        told = Tick(**plain, goal="train", reason="", era=0, sections=sections)  # type: ignore[arg-type]
+        told = tick_with(*((CallTick(rounds),) if rounds else ()))
         effects = self.mode.on_tick(told, 0.0)
         return [each.message for each in effects if isinstance(each, TellTrainer)]  # type: ignore[misc]
 
