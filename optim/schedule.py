@@ -164,7 +164,8 @@ class Schedule:
         periods end in time."""
         if fragment in self._called:
             return
-        self._called.add(fragment)
+        # Where training waits for what was frozen, the rest would get no more steps and be waited for in its turn.
+        self._called |= set(self._left()) if self.rules.waits else {fragment}
         if fragment or not 0 < self._steps < self._steps_of(fragment) - 1:
             return
         self._slack, pace_s = SLACK, now - waited_s - self._first_at
@@ -174,7 +175,7 @@ class Schedule:
     def on_loaded(self, fragment: int, now: float, joins: bool) -> None:
         """What it was called for may have begun without it: the others are at the beginning of a period, or anywhere
         in one where this peer `joins` them."""
-        self._called.discard(fragment)
+        self._called -= set(self._called) if self.rules.waits else {fragment}
         if not fragment:
             self._first_at = now
             self._began_with_others = self._began_with_others and not joins

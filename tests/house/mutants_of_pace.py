@@ -57,6 +57,13 @@ PACE = (
         OF_PEER,
     ),
     Mutant(
+        "where training waits a call for one fragment is one for all",
+        SCHEDULE,
+        "self._called |= set(self._left()) if self.rules.waits else {fragment}",
+        "self._called |= {fragment}",
+        OF_SCHEDULE,
+    ),
+    Mutant(
         "the pace is what the others needed, not when the call came",
         SCHEDULE,
         "now - waited_s - self._first_at",

@@ -206,6 +206,34 @@ def test_who_begins_when_the_others_wait_already_learns_no_pace_either() -> None
     assert periods(schedule, 2.0, step_s=1.0, others_s=1e9) == [20]
 
 
+@pytest.mark.parametrize("called", [0, 1])
+def test_where_training_waits_a_call_for_one_fragment_is_one_for_all(called: int) -> None:
+    """What was not frozen would get no more steps, and others would wait for it for ever."""
+    schedule = Schedule(ScheduleRules("blocking", 20, fragments=2))
+    schedule.count_step(1.0)
+    schedule.on_called(called, 0.0, 1.5)
+    schedule.count_step(2.0)
+    assert schedule.take_due(2.0) == [0, 1]
+
+
+@pytest.mark.parametrize("called", [0, 1])
+def test_where_training_waits_a_load_ends_the_calls_for_all(called: int) -> None:
+    schedule = Schedule(ScheduleRules("blocking", 20, fragments=2))
+    schedule.count_step(1.0)
+    schedule.on_called(called, 0.0, 1.5)
+    schedule.on_loaded(1 - called, 1.8, joins=False)
+    schedule.count_step(2.0)
+    assert schedule.take_due(2.0) == []
+
+
+def test_where_training_goes_on_a_call_is_for_one_fragment() -> None:
+    schedule = Schedule(ScheduleRules("streaming", 20, fragments=2))
+    schedule.count_step(1.0)
+    schedule.on_called(1, 0.0, 1.5)
+    schedule.count_step(2.0)
+    assert schedule.take_due(2.0) == [1]
+
+
 def test_a_call_for_what_was_loaded_meanwhile_ends_nothing() -> None:
     schedule = one_of_many()
     schedule.count_step(1.0)
