@@ -138,6 +138,7 @@ def codec_names() -> list[str]:
 #     open      e = beta * e + delta
 #     encode    send Q(e); e -= Q(e)            chunk by chunk
 #     settle    the commit used it: e stays
+#     refund    and what the merged result left out, since it is sparse, comes back: e += Q(e) there
 #     give_back the commit did not use it: e += Q(e)
 #     withdraw  it did not, and delta comes back with the next pseudo-gradient: e = e of before
 #
@@ -159,6 +160,7 @@ class ErrorFeedback:
         self._sent: list[
             tuple[Codec, int, int, Bytes]
         ] = []  # (codec, start, elements, payload) of this round
+        self._owed: dict[int, tuple[Codec, int, Bytes]] = {}  # by start: used, and its result not seen yet
         self.is_open = False
 
     @property
@@ -180,6 +182,7 @@ class ErrorFeedback:
             )
         self._beta = self._beta if beta is None else _checked(beta)
         self._residual_n.mul_(self._beta).add_(delta_n)
+        self._owed.clear()  # of results that are never seen: all of it counts as taken
         self.is_open = True
 
     def encode(self, codec: Codec, start: int, elements: int, put: Callable[[Bytes], Bytes] = bytes) -> Bytes:
@@ -195,9 +198,24 @@ class ErrorFeedback:
         self._sent.append((codec, start, elements, payload))
         return payload
 
-    def settle(self) -> None:
+    def settle(self, owed: bool = False) -> None:
+        """`owed`: the results are sparse, and what they leave out is to be refunded."""
+        self._owed = {start: (codec, count, sent) for codec, start, count, sent in self._sent} if owed else {}
         self._sent.clear()
         self.is_open = False
+
+    def refund(self, start: int, result_n: Tensor) -> None:
+        """This is applied where values from `start` on were sent: what it has at 0 was not taken, and is owed still."""
+        if (owed := self._owed.pop(start, None)) is None:
+            return
+        assert self._residual_n is not None
+        codec, count, payload = owed
+        sent_n = codec.decode(payload, count, scratch("refund", count, torch.float32, _CPU))
+        self._residual_n[start : start + count].add_(sent_n.mul_(result_n == 0))
+
+    def forget(self, start: int) -> None:
+        """The values from `start` on came from another peer, and no result will be seen."""
+        self._owed.pop(start, None)
 
     def give_back(self) -> None:
         """For a caller that has let go of delta: the residual is all that remembers it."""

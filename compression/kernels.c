@@ -1,7 +1,7 @@
 /* The arithmetic of the block codecs, compiled on the machine that runs it.
 
-   Owns: one pass over a chunk for each of encode, decode, decode_add and check, for int8, int4, int2 and topk; and the
-   outer step of optim/outer.py, which is here because one library is enough.
+   Owns: one pass over a chunk for each of encode, decode, decode_add and check, for int8, int4, int2, topk and sparse;
+   and the outer step of optim/outer.py, which is here because one library is enough.
    Called by: native.py, which has it compiled, and uses it only where it gives the bytes of the plain path.
    Must not know: Python, headers of payloads, threads.  No memory is taken here and nothing is kept between calls.
 
@@ -212,12 +212,12 @@ static inline int count_from(const int32_t *bits, int count, int32_t least) {
     return found;
 }
 
-/* The largest number that 64 of `bits` reach, found bit by bit. */
-static int32_t border_of(const int32_t *bits, int count) {
+/* The largest number that so many of `bits` reach, found bit by bit; 0 where there are fewer. */
+static int32_t border_of(const int32_t *bits, int count, int taken) {
     int32_t border = 0;
     for (int bit = 30; bit >= 0; bit--) {
         int32_t higher = border | (int32_t)1 << bit;
-        if (count_from(bits, count, higher) >= TAKEN) border = higher;
+        if (count_from(bits, count, higher) >= taken) border = higher;
     }
     return border;
 }
@@ -229,7 +229,7 @@ static void largest_places(const int32_t *bits, int32_t *places) {
     memcpy(peaks, bits, sizeof peaks);
     for (int r = 256; r < ROW; r += 256)
         for (int i = 0; i < 256; i++) peaks[i] = bits[r + i] > peaks[i] ? bits[r + i] : peaks[i];
-    int32_t bound = border_of(peaks, 256);
+    int32_t bound = border_of(peaks, 256, TAKEN);
     int count = 0;
     for (int first = 0; first < ROW; first += 16) {
         if (!count_from(bits + first, 16, bound)) continue;
@@ -239,7 +239,7 @@ static void largest_places(const int32_t *bits, int32_t *places) {
             count += bits[i] >= bound;
         }
     }
-    int32_t border = border_of(found, count);
+    int32_t border = border_of(found, count, TAKEN);
     int ties = TAKEN - count_from(found, count, border + 1), taken = 0;
     for (int i = 0; i < count && taken < TAKEN; i++) {
         if (found[i] > border || (found[i] == border && ties-- > 0)) places[taken++] = found_places[i];
@@ -302,6 +302,89 @@ static int topk_codes_are_valid(const uint8_t *codes, int64_t blocks) {
         }
     }
     return 1;
+}
+
+/* ---- sparse ---------------------------------------------------------------------------------------------------- */
+
+#define KEPT 256
+#define LOW_BYTES (KEPT / 2)
+#define HIGH_BYTES (2 * KEPT / 8)
+
+/* Ascending places of the 256 largest; of equal ones the first.  Most of a row is zero. */
+static void kept_places(const int32_t *bits, int32_t *places) {
+    int32_t found[ROW];
+    int count = 0, taken = 0;
+    for (int first = 0; first < ROW; first += 16) {
+        if (!count_from(bits + first, 16, 1)) continue;
+        for (int i = first; i < first + 16; i++) {
+            found[count] = bits[i];
+            count += bits[i] > 0;
+        }
+    }
+    int32_t border = border_of(found, count, KEPT);
+    int ties = KEPT - count_from(found, count, border + 1);
+    for (int first = 0; first < ROW && taken < KEPT; first += 16) {
+        if (!count_from(bits + first, 16, border + (ties <= 0))) continue;
+        for (int i = first; i < first + 16 && taken < KEPT; i++)
+            if (bits[i] > border || (bits[i] == border && ties-- > 0)) places[taken++] = i;
+    }
+}
+
+static float sparse_step(const float *values, int filled, int32_t peak, uint8_t *packed) {
+    int32_t bits[ROW], places[KEPT] = {0};
+    float kept[KEPT];
+    for (int i = 0; i < ROW; i++) bits[i] = bits_of(values[i]) & MAGNITUDE;
+    kept_places(bits, places);
+    for (int k = 0; k < KEPT; k++) kept[k] = values[places[k]];
+    float step = int8_step(values, filled, peak, packed);
+    memset(packed, 0, LOW_BYTES + HIGH_BYTES);
+    for (int k = 0; k < KEPT; k++) {
+        int at = k + (places[k] >> 4);
+        packed[k % LOW_BYTES] |= (uint8_t)((places[k] & 15) << k / LOW_BYTES * 4);
+        packed[LOW_BYTES + at / 8] |= (uint8_t)(1 << at % 8);
+    }
+    nearest_integers(kept, KEPT, step, packed + LOW_BYTES + HIGH_BYTES);
+    return step;
+}
+
+static inline void sparse_codes(const float *values, float step, uint8_t *packed) {
+    (void)values, (void)step, (void)packed; /* written with the step, as those of topk are */
+}
+
+/* As many places as there are, 256 at most; whatever the bits are, each lies within the row. */
+static int sparse_places(const uint8_t *packed, int32_t *places) {
+    int count = 0;
+    for (int at = 0; at < 2 * KEPT; at += 64) {
+        uint64_t word;
+        memcpy(&word, packed + LOW_BYTES + at / 8, sizeof word);
+        for (; word && count < KEPT; word &= word - 1, count++) {
+            int high = at + __builtin_ctzll(word) - count, low = packed[count % LOW_BYTES] >> count / LOW_BYTES * 4 & 15;
+            places[count] = (high << 4 | low) & (ROW - 1);
+        }
+    }
+    return count;
+}
+
+static void sparse_restore(float step, const uint8_t *packed, float *out) {
+    int32_t places[KEPT];
+    int count = sparse_places(packed, places);
+    memset(out, 0, ROW * sizeof *out);
+    for (int k = 0; k < count; k++) out[places[k]] = (float)(int8_t)packed[LOW_BYTES + HIGH_BYTES + k] * step;
+}
+
+static int sparse_codes_are_valid(const uint8_t *codes, int64_t blocks) {
+    int wrong = 0;
+    for (int64_t row = 0; row < blocks; row++, codes += LOW_BYTES + HIGH_BYTES + KEPT) {
+        int32_t places[KEPT];
+        int bits = 0;
+        for (int i = 0; i < HIGH_BYTES; i++) bits += __builtin_popcount(codes[LOW_BYTES + i]);
+        wrong |= bits != KEPT || sparse_places(codes, places) != KEPT;
+        if (wrong) return 0;
+        for (int k = 1; k < KEPT; k++) wrong |= places[k] <= places[k - 1];
+        for (int k = 0; k < KEPT; k++) wrong |= codes[LOW_BYTES + HIGH_BYTES + k] == 0x80;
+        wrong |= codes[LOW_BYTES + HIGH_BYTES - 1] >> 7; /* a place behind the row */
+    }
+    return !wrong;
 }
 
 /* ---- over a chunk ---------------------------------------------------------------------------------------------- */
@@ -414,6 +497,7 @@ CODEC(int8, 256, 256, 127.0f, 0, int8_codes_are_valid)
 CODEC(int4, 64, 32, 127.0f, 0, any_codes_are_valid)
 CODEC(int2, 64, 16, 17.0f, 1, any_codes_are_valid)
 CODEC(topk, ROW, 112, 40.0f, 1, topk_codes_are_valid)
+CODEC(sparse, ROW, 448, 127.0f, 0, sparse_codes_are_valid)
 
 /* m <- mu m + d;  theta <- theta - lr (d + mu m).  In one pass over memory, where torch needs six. */
 void outer_step(float *restrict theta, float *restrict m, const float *restrict d, int64_t elements, float mu, float lr) {

@@ -96,9 +96,9 @@ def _difference(came: bytes, wanted: bytes) -> str:
 
 
 # ---- plain blocks ------------------------------------------------------------------------------------------
-# The block codecs in numpy: int8, int4, int2 and topk, value for value as their formats say. Pure.
+# The block codecs in numpy: int8, int4, int2, topk and sparse, value for value as their formats say. Pure.
 #
-# Owns: the steps, levels and codes of these four, the other way and back, and what no payload of theirs may
+# Owns: the steps, levels and codes of these five, the other way and back, and what no payload of theirs may
 # hold. `PlainCodec`, which knows the head of a payload, asks for whole blocks only. Must not know: headers,
 # chunks, rounds, torch.
 #
@@ -318,8 +318,8 @@ def _int2_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
 
 def _topk_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
     row_length = values_rb.shape[1]
-    bits_rb = (values_rb.view(np.uint32) & np.uint32(_MAGNITUDE)).view(np.int32)
-    places_rk = _topk_largest(bits_rb)
+    bits_rb = _magnitudes(values_rb)
+    places_rk = largest_places(bits_rb, _TOPK_TAKEN)
     present_rk = np.take_along_axis(bits_rb, places_rk, 1) >= _LEAST_NORMAL_BITS
     first_r1 = np.where(present_rk, places_rk, row_length - 1).min(axis=1, keepdims=True)
     places_rk = np.where(present_rk, places_rk, first_r1)
@@ -336,16 +336,21 @@ def _topk_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
     return steps_r, _topk_packed(places_rk, codes_rk)
 
 
-def _topk_largest(bits_rb: NDArray[np.int32]) -> Places:
-    """Ascending places of the largest; of equal ones the first.  A partition finds the least that is taken."""
+def _magnitudes(values_rb: Floats) -> NDArray[np.int32]:
+    """Their bits without the sign: in the same order as the magnitudes."""
+    return (values_rb.view(np.uint32) & np.uint32(_MAGNITUDE)).view(np.int32)
+
+
+def largest_places(bits_rb: NDArray[np.int32], count: int) -> Places:
+    """Ascending places of so many largest; of equal ones the first.  A partition finds the least that is taken."""
     row_length = bits_rb.shape[1]
-    border_r1 = np.partition(bits_rb, row_length - _TOPK_TAKEN, axis=1)[:, row_length - _TOPK_TAKEN, None]
+    border_r1 = np.partition(bits_rb, row_length - count, axis=1)[:, row_length - count, None]
     taken_rb = bits_rb >= border_r1
-    for row in np.flatnonzero(np.count_nonzero(taken_rb, axis=1) > _TOPK_TAKEN):
+    for row in np.flatnonzero(np.count_nonzero(taken_rb, axis=1) > count):
         ties = np.flatnonzero(bits_rb[row] == border_r1[row])
-        surplus = int(np.count_nonzero(taken_rb[row])) - _TOPK_TAKEN
+        surplus = int(np.count_nonzero(taken_rb[row])) - count
         taken_rb[row, ties[len(ties) - surplus :]] = False
-    places_rk: Places = (np.flatnonzero(taken_rb) % row_length).reshape(-1, _TOPK_TAKEN)
+    places_rk: Places = (np.flatnonzero(taken_rb) % row_length).reshape(-1, count)
     return places_rk
 
 
@@ -383,6 +388,58 @@ def _topk_refuse(codes_rc: Codes) -> None:
         raise FrameError(Verdict.MALFORMED, "two values for one place")
 
 
+# ---- sparse: of each 4096 values the 256 largest, each as a place of 6 bits and an int8 value ------------------
+#
+# For results of contributions in topk, most of whose values are zero.  Of equal magnitudes the one at the lower place
+# is taken first, zeros too: a row has 256 places, each once and in ascending order.  Values are those of int8, by a
+# step of their own row.  A row's 448 bytes: the low 4 bits of the places (of entry i in the low half, of entry i + 128
+# in the high half of byte i); 512 bits, of which entry i sets the one at i plus its place's high 8 bits (Elias and
+# Fano: so 6 bits say a place, where the least would be 5.4); the values.
+
+_SPARSE_TAKEN = 256
+_SPARSE_LOW, _SPARSE_HIGH = _SPARSE_TAKEN // 2, 2 * _SPARSE_TAKEN // 8  # bytes
+
+
+def _sparse_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
+    places_rk = largest_places(_magnitudes(values_rb), _SPARSE_TAKEN)
+    steps_r, codes_rk = _int8_codes(np.take_along_axis(values_rb, places_rk, 1))
+    low_rk = (places_rk & 15).astype(np.uint8)
+    high_rn = np.zeros((len(places_rk), 2 * _SPARSE_TAKEN), np.uint8)
+    np.put_along_axis(high_rn, (places_rk >> 4) + np.arange(_SPARSE_TAKEN), 1, 1)
+    parts = (
+        _joined(*np.split(low_rk, 2, axis=1), bits=4),
+        np.packbits(high_rn, axis=1, bitorder="little"),
+        codes_rk.view(np.uint8),
+    )
+    return steps_r, np.concatenate(parts, axis=1)
+
+
+def _sparse_places(codes_rc: Codes) -> Places:
+    """i64 [rows, 256], as the bits say; FrameError where they say more or fewer."""
+    low_rh, high_rn = codes_rc[:, :_SPARSE_LOW], codes_rc[:, _SPARSE_LOW:][:, :_SPARSE_HIGH]
+    high_rn = np.unpackbits(high_rn, axis=1, bitorder="little")
+    if (np.count_nonzero(high_rn, axis=1) != _SPARSE_TAKEN).any():
+        raise FrameError(Verdict.MALFORMED, f"a row without {_SPARSE_TAKEN} places")
+    at_rk = np.flatnonzero(high_rn).reshape(-1, _SPARSE_TAKEN) % (2 * _SPARSE_TAKEN)
+    low_rk = np.concatenate([low_rh & 15, low_rh >> 4], axis=1)
+    places_rk: Places = (at_rk - np.arange(_SPARSE_TAKEN)) << 4 | low_rk
+    return places_rk
+
+
+def _sparse_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
+    values_rb = np.zeros((len(codes_rc), FORMATS["sparse"].block), f32)
+    levels_rk = np.ascontiguousarray(codes_rc[:, _SPARSE_LOW + _SPARSE_HIGH :]).view(np.int8)
+    np.put_along_axis(values_rb, _sparse_places(codes_rc), _times_steps(levels_rk, steps_r), 1)
+    return values_rb
+
+
+def _sparse_refuse(codes_rc: Codes) -> None:
+    _int8_refuse(np.ascontiguousarray(codes_rc[:, _SPARSE_LOW + _SPARSE_HIGH :]))
+    places_rk = _sparse_places(codes_rc)
+    if (places_rk[:, -1] >= FORMATS["sparse"].block).any() or (np.diff(places_rk, axis=1) <= 0).any():
+        raise FrameError(Verdict.MALFORMED, "places that do not ascend within their row")
+
+
 def _no_code_is_refused(codes_rc: Codes) -> None:
     """Each pattern of bits is a level."""
 
@@ -392,6 +449,7 @@ FORMATS = {
     "int4": BlockFormat(64, 32, 127, False, _int4_quantise, _int4_restore, _no_code_is_refused, LEVELS),
     "int2": BlockFormat(64, 16, 17, True, _int2_quantise, _int2_restore, _no_code_is_refused),
     "topk": BlockFormat(4096, 112, 40, True, _topk_quantise, _topk_restore, _topk_refuse),
+    "sparse": BlockFormat(4096, 448, 127, False, _sparse_quantise, _sparse_restore, _sparse_refuse),
 }
 
 
@@ -512,7 +570,7 @@ def _blocks_of(blocks: BlockFormat, values_n: Floats) -> tuple[NDArray[np.generi
     return (*(step_bits(steps_r) for steps_r, _ in made), *(codes_rc for _, codes_rc in made))
 
 
-_NUMBERS = {"fp32": 1, "bf16": 2, "int8": 3, "int4": 4, "int2": 5, "topk": 6}
+_NUMBERS = {"fp32": 1, "bf16": 2, "int8": 3, "int4": 4, "int2": 5, "topk": 6, "sparse": 7}
 
 
 def _codec(name: str, number: int) -> PlainCodec:

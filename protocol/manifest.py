@@ -59,6 +59,8 @@ _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-
 
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
 CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
+# What a result loses is lost to all: so none in which most is, but one that says what it left out.
+ResultCodecName = Literal["fp32", "bf16", "int8", "int4", "sparse", "auto"]
 Count = Annotated[int, Field(ge=1, le=HUGE)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -244,7 +246,7 @@ class RoundSection(Section):
     period_s: Annotated[float, Field(ge=0, le=7 * 86400)] = 0.0
     start_rounds: Annotated[int, Field(ge=0, le=HUGE)] = 0  # with shorter periods
     codec: CodecName = "auto"
-    gather_codec: CodecName = "auto"
+    gather_codec: ResultCodecName = "auto"
     chunk_kb: Annotated[int, Field(ge=1, le=CHUNK_KB_MOST)] = 1024
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     deadline_s: Seconds = 60.0
@@ -369,7 +371,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
-        rules = _with_codecs(self.round, exact=self.makes_exact_batches)
+        rules = _with_codecs(self.round, self.makes_exact_batches, self.outer.step == "sparse")
         self.__dict__["round"] = _with_chunks(rules, self.least_chunk_kb)
         problems = _cross_checks(self)
         if problems:
@@ -472,11 +474,14 @@ class Manifest(Section):
         return blake3(self.canonical()).digest()
 
 
-def _with_codecs(rules: RoundSection, exact: bool) -> RoundSection:
+def _with_codecs(rules: RoundSection, exact: bool, sparse: bool) -> RoundSection:
     """What "auto" stands for is part of what all agree on; only the codec of contributions may go by the lines."""
-    due = {"codec": "fp32"} if exact and rules.codec == "auto" else {}
+    due = {}
+    if rules.codec == "auto" and (exact or sparse):
+        due["codec"] = "fp32" if exact else "topk"
     if rules.gather_codec == "auto":
-        due["gather_codec"] = "fp32" if exact else "int8"
+        both = sparse and due.get("codec", rules.codec) == "topk" and not rules.group
+        due["gather_codec"] = "fp32" if exact else "sparse" if both else "int8"
     return rules.model_copy(update=due)
 
 
@@ -515,10 +520,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     else:
         expect(not small, "[round] chunk_kb", f"at least {m.least_chunk_kb} for this model", m.round.chunk_kb)
-    coarse = m.outer.step != "sparse" or m.round.codec in ("topk", "int2")
-    if not coarse:
-        found = f'codec = "{m.round.codec}"'
-        problems.append(f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found {found}')
+    problems += _sparse_problems(m)
     problems += _outer_problems(m) + _start_problems(m) + _eval_problems(m)
     problems += _rate_problems(m) if m.inner.schedule != "constant" else []
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
@@ -532,6 +534,25 @@ def _cross_checks(m: Manifest) -> list[str]:
     problems += _mesh_problems(m) if m.round.group else []
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
+    return problems
+
+
+def _sparse_problems(m: Manifest) -> list[str]:
+    step, codec, problems = m.outer.step, m.round.codec, []
+    if step == "sparse" and codec not in ("topk", "int2"):
+        problems.append(
+            f'[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "{codec}"'
+        )
+    if m.round.gather_codec == "sparse" and (step != "sparse" or codec != "topk"):
+        found = f'step = "{step}", codec = "{codec}"'
+        problems.append(
+            f'[round] gather_codec: "sparse" expects [outer] step = "sparse" and codec = "topk", found {found}'
+        )
+    if m.round.gather_codec == "sparse" and m.round.group:
+        problems.append(
+            '[round] group: expected 0 with gather_codec = "sparse", found '
+            f"{m.round.group}: sums of groups are dense"
+        )
     return problems
 
 

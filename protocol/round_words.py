@@ -33,7 +33,18 @@ WEIGHT_CAP = 4.0  # no member counts for more than so many times the median toke
 AUTO = "auto"
 LADDER = ("int8", "int4", "int2", "topk")  # codecs, fine to coarse
 # On the wire; a test holds it to the codecs themselves, which the coordinator can't import (it has no torch).
-BITS_PER_VALUE = {"fp32": 32.0, "bf16": 16.0, "int8": 8.0625, "int4": 4.25, "int2": 2.25, "topk": 0.2227}
+BITS_PER_VALUE = {
+    "fp32": 32.0,
+    "bf16": 16.0,
+    "int8": 8.0625,
+    "int4": 4.25,
+    "int2": 2.25,
+    "topk": 0.2227,
+    "sparse": 0.8789,
+}
+SPARSE = (
+    "sparse"  # of results, and a codec of no contributions: what it leaves out each contributor sends again
+)
 
 PeerName = Annotated[str, Meta(max_length=64)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]

@@ -596,6 +596,7 @@ _STEP_KEYS = {
     "nesterov": "momentum = 0.9",
     "auto": 'step = "nesterov"',  # the momentum follows from the rounds
     "mean": 'step = "mean"',
+    "sparse": 'step = "sparse"',
     "adamw": 'step = "adamw"\nlr = 0.01',
     "muon": 'step = "muon"\nlr = 0.01',
 }

@@ -133,6 +133,7 @@ context = {context}
 [data]
 source = ""
 [outer]
+step = "{step}"
 lr = 1.0
 momentum = 0.0
 [round]
@@ -151,6 +152,8 @@ heartbeat_s = 0.5
 dead_after_s = 10.0
 """
 
+
+GATHER = {"topk": "sparse", "int2": "int8"}  # codecs of results, where they can't be those of contributions
 
 PIECES_LEAST = 32  # of a vector that is small
 
@@ -214,8 +217,9 @@ def check(asked: BenchOptions) -> Manifest:
         peers=asked.peers,
         width=WIDTH,
         context=10 * asked.mb,
+        step="sparse" if asked.codec in GATHER else "nesterov",
         codec=asked.codec,
-        gather_codec=asked.gather_codec or asked.codec,
+        gather_codec=asked.gather_codec or GATHER.get(asked.codec, asked.codec),
         chunk_kb=asked.chunk_kb,
         fragments=asked.fragments,
         policy=asked.policy,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
-from farflung.compression.codec import AUTO, codec_named, feedback_for
+from farflung.compression.codec import AUTO, ErrorFeedback, codec_named, feedback_for
 from farflung.compression.native import scratch
 from farflung.optim.outer import OuterStep, PlainMean, advance
 from farflung.peer.machine.effects import Encode
@@ -38,7 +38,7 @@ from farflung.protocol.messages import Show, What
 from farflung.protocol.model_schema import Fragment, ModelSchema
 from farflung.protocol.outer_numbers import StateForm
 from farflung.protocol.process import own_files
-from farflung.protocol.round_words import LADDER, SUM_CODEC
+from farflung.protocol.round_words import LADDER, SPARSE, SUM_CODEC
 
 # ---- before images -----------------------------------------------------------------------------------------
 # What each chunk of the outer state was before it changed, until it changes again.
@@ -203,6 +203,9 @@ class OuterState:
     def install(self, effect: Install) -> None:
         whole = torch.frombuffer(bytearray(self._form.whole(effect.payload)), dtype=torch.float32)
         self._tear(effect.chunk)
+        feedback, start = self._feedback_at(effect.chunk)
+        if feedback is not None:
+            feedback.forget(start)
         for part, values_n in zip(self._parts, whole.view(self._form.parts, -1), strict=True):
             part[effect.chunk - self._first].copy_(values_n)
         # While the line brings the next one: a joiner that has all of it then need not hash it at once.
@@ -226,6 +229,9 @@ class OuterState:
         the hash of the version before is what stands (`hashes_of`).
         """
         delta_n = self._gather.decode(effect.payload, self._model.chunk_elements, self._room())
+        feedback, start = self._feedback_at(effect.chunk)
+        if feedback is not None:
+            feedback.refund(start, delta_n)
         self.before.keep(effect.chunk, self._parts_of(effect.chunk))
         self._tear(effect.chunk)
         plain = self._model.is_plain(effect.chunk)  # buffers are no gradient
@@ -238,12 +244,15 @@ class OuterState:
             self._fresh[effect.chunk] = self._made_hash(effect.chunk)
 
     def _tear(self, chunk: int) -> None:
-        number = next(each.number for each in self._fragments.values() if chunk in each.chunks)
+        number = self._fragment_of(chunk).number
         with self._tearing:  # nobody changes a value before the anchor is marked
             if not self._torn:
                 self._mark_torn(True)
             self._torn.add(number)
         self._fresh.pop(chunk, None)
+
+    def _fragment_of(self, chunk: int) -> Fragment:
+        return next(each for each in self._fragments.values() if chunk in each.chunks)
 
     @property
     def is_torn(self) -> bool:
@@ -384,9 +393,14 @@ class OuterState:
         if feedback is None or not feedback.is_open:
             return
         if used:
-            feedback.settle()
+            feedback.settle(owed=self._gather.name == SPARSE)
         else:
             feedback.withdraw(self.part(slot, fragment))
+
+    def _feedback_at(self, chunk: int) -> tuple[ErrorFeedback | None, int]:
+        """And where the chunk begins in its residual."""
+        fragment = self._fragment_of(chunk)
+        return self._feedbacks[fragment.number], (chunk - fragment.first) * self._model.chunk_elements
 
     def calculate(self, effect: Merge | Weigh | Measure) -> bytes | tuple[float, ...] | float:
         """The merged chunk or the dot products of its contributions, of an owner; the length of a result, of all."""

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from farflung.compression.codec import Codec, NonFinite, codec_named, codec_names
 from farflung.compression.native import SWITCH, awkward_vectors, path_in_use
-from farflung.compression.plain_codecs import HEADER_BYTES, _topk_largest
+from farflung.compression.plain_codecs import HEADER_BYTES, largest_places
 from farflung.protocol.errors import FrameError, UserError, Verdict
 
 f32 = np.float32
-NAMES = ("fp32", "bf16", "int8", "int4", "int2", "topk")
+NAMES = ("fp32", "bf16", "int8", "int4", "int2", "topk", "sparse")
 LENGTHS = (0, 1, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097)
 LONG = 1_000_003
 MIN_STEP = f32(2.0**-125)
@@ -66,6 +66,7 @@ HEADS = {
     "int4": (4, 64),
     "int2": (5, 64),
     "topk": (6, 4096),
+    "sparse": (7, 4096),
 }
 NF4 = (-127, -88, -67, -50, -37, -24, -11, 0, 11, 20, 31, 42, 55, 72, 91, 126)
 
@@ -140,11 +141,20 @@ def block_topk(block: list[f32], filled: int) -> tuple[f32, bytes]:
     return step, low + high + packed
 
 
+def block_sparse(block: list[f32], filled: int) -> tuple[f32, bytes]:
+    places = sorted(sorted(range(4096), key=lambda place: (-abs(block[place]), place))[:256])
+    step, codes = int8_codes([block[place] for place in places])
+    low = bytes(places[i] & 15 | (places[i + 128] & 15) << 4 for i in range(128))
+    high = sum(1 << (place >> 4) + i for i, place in enumerate(places))
+    return step, low + high.to_bytes(64, "little") + struct.pack("256b", *codes)
+
+
 BLOCKS: dict[str, Callable[[list[f32], int], tuple[f32, bytes]]] = {
     "int8": block_int8,
     "int4": block_int4,
     "int2": block_int2,
     "topk": block_topk,
+    "sparse": block_sparse,
 }
 
 
@@ -289,8 +299,9 @@ def test_the_largest_are_those_that_a_stable_sort_puts_first() -> None:
     rows = torch.stack([noise(4096, seed=seed).abs() for seed in range(5)]).view(torch.int32).numpy()
     few = rows & 0x7F800000  # many ties
     for bits in (rows, few, np.zeros_like(rows)):
-        first = np.argsort(-bits.astype(np.int64), axis=1, kind="stable")[:, :64]
-        assert np.array_equal(_topk_largest(bits), np.sort(first, axis=1))
+        for count in (64, 256):
+            first = np.argsort(-bits.astype(np.int64), axis=1, kind="stable")[:, :count]
+            assert np.array_equal(largest_places(bits, count), np.sort(first, axis=1))
 
 
 # ---- errors of the values ----------------------------------------------------------------------------------
@@ -337,7 +348,7 @@ def test_any_values_survive_the_round_trip(values: list[float]) -> None:
             assert bool((error <= vector.double().abs() * 2**-8 + 2.0**-134).all())
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk", "fp32"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk", "sparse", "fp32"])
 def test_zeros_come_back_as_zeros(name: str) -> None:
     codec = codec_named(name)
     assert not codec.decode(codec.encode(torch.zeros(5000)), 5000).any()
@@ -349,6 +360,12 @@ def test_coarse_codecs_keep_what_they_should() -> None:
     assert int((decoded != 0).sum()) == len(vector) // 64
     kept = decoded != 0
     assert torch.equal(decoded[kept].sign(), vector[kept].sign())
+    sparse = codec_named("sparse").decode(codec_named("sparse").encode(decoded * 3), len(vector))
+    assert float((sparse - decoded * 3).abs().max()) <= float(decoded.abs().max()) * 3 / 250, (
+        "none is left out"
+    )
+    sparse = codec_named("sparse").decode(codec_named("sparse").encode(vector.abs() + 1.0), len(vector))
+    assert int((sparse != 0).sum()) == len(vector) // 16
     normal = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
     coarse = codec_named("int2").decode(codec_named("int2").encode(normal), len(normal))
     assert float((coarse - normal).norm() / normal.norm()) < 0.36
@@ -441,7 +458,7 @@ def test_two_values_for_one_place_are_refused() -> None:
 
 def test_the_list_of_codecs() -> None:
     assert codec_names() == sorted(NAMES)
-    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, topk"):
+    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, sparse, topk"):
         codec_named("zip")
 
 
@@ -458,3 +475,25 @@ def test_a_gpu_gives_the_same_bytes_and_values(codec: Codec) -> None:
         expected = noise(len(vector), seed=2)
         codec.decode_add(payload, 0.3, expected)
         assert torch.equal(total.cpu().view(torch.int32), expected.view(torch.int32)), kind
+
+
+def test_places_of_a_sparse_row_ascend_and_lie_within_it() -> None:
+    codec = codec_named("sparse")
+    good = codec.encode(torch.arange(4096) % 16 + 1.0)  # places 15, 31, 47, ... 4095
+    low, high = HEADER_BYTES + 2, HEADER_BYTES + 2 + 128
+
+    def refused(match: str, *changes: tuple[int, int]) -> None:
+        payload = bytearray(good)
+        for at, value in changes:
+            payload[at] = value
+        with pytest.raises(FrameError, match=match):
+            codec.decode(payload, 4096)
+
+    assert good[low] == 0xFF and good[high] == 0b01010101 == good[high + 63]
+    codec.decode(good, 4096)
+    refused("a row without 256 places", (high, 0b01010111))
+    refused("a row without 256 places", (high, 0b01010100))
+    refused("places that do not ascend", (high + 63, 0b10010101))  # place 4111
+    refused("places that do not ascend", (high, 0b01010011))  # 15 again
+    refused("places that do not ascend", (high, 0b01010011), (low + 1, 0xF7))  # 15, then 7
+    refused("the code -128", (HEADER_BYTES + 2 + 192, 0x80))

@@ -87,6 +87,75 @@ def test_a_round_that_was_cut_short_gives_back_what_it_sent() -> None:
     torch.testing.assert_close(feedback.residual, noise(0), rtol=0, atol=1e-9)
 
 
+# ---- sparse results
+# -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_result_leaves_out_comes_back_and_is_sent_again() -> None:
+    """Six peers and the owner's merge: what arrived and what peers keep back are together all that was learned."""
+    members, count = 6, 4096
+    peers = [ErrorFeedback(1.0) for _ in range(members)]
+    topk, sparse = codec_named("topk"), codec_named("sparse")
+    learned, arrived = torch.zeros(count), torch.zeros(count)
+    left_out = 0
+    for round_no in range(30):
+        merged = torch.zeros(count)
+        for number, peer in enumerate(peers):
+            delta = torch.randn(count, generator=torch.Generator().manual_seed(100 * round_no + number))
+            learned += delta / members
+            peer.open(delta)
+            topk.decode_add(peer.encode(topk, 0, count), 1 / members, merged)
+            peer.settle(owed=True)
+        result = sparse.decode(sparse.encode(merged), count)
+        left_out += int(((result == 0) & (merged != 0)).sum())
+        arrived += result
+        for peer in peers:
+            peer.refund(0, result)
+    kept = sum((peer.residual for peer in peers if peer.residual is not None), torch.zeros(count)) / members
+    assert left_out > 1000
+    rest = learned - arrived - kept
+    assert float(rest.norm() / learned.norm()) < 0.01, "but for the rounding of results"
+
+
+def test_what_a_result_has_is_not_refunded_and_nothing_is_refunded_twice() -> None:
+    feedback = ErrorFeedback(1.0)
+    feedback.open(noise(0))
+    sent = send(feedback, "int4")[:CHUNK]
+    feedback.settle(owed=True)
+    assert feedback.residual is not None
+    before, result = feedback.residual.clone(), torch.zeros(CHUNK)
+    result[::2] = 1e-9
+    feedback.refund(0, result)
+    gained = feedback.residual[:CHUNK] - before[:CHUNK]
+    assert not gained[::2].any()
+    torch.testing.assert_close(gained[1::2], sent[1::2], rtol=0, atol=1e-9)
+    assert torch.equal(feedback.residual[CHUNK:], before[CHUNK:]), "the result of that chunk has not come"
+    after = feedback.residual.clone()
+    feedback.refund(0, result)
+    assert torch.equal(feedback.residual, after)
+
+
+@pytest.mark.parametrize(
+    "why", ["not asked for", "installed", "not decided", "not used", "of the round before"]
+)
+def test_only_what_was_used_and_whose_result_is_applied_is_refunded(why: str) -> None:
+    feedback = ErrorFeedback(1.0)
+    feedback.open(noise(0))
+    send(feedback, "int4")
+    if why == "not used":
+        feedback.withdraw(noise(0))
+    elif why != "not decided":
+        feedback.settle(owed=why != "not asked for")
+    if why == "installed":
+        feedback.forget(0)
+    if why == "of the round before":
+        feedback.open(torch.zeros(SIZE))
+    assert feedback.residual is not None
+    before = feedback.residual.clone()
+    feedback.refund(0, torch.zeros(CHUNK))
+    assert torch.equal(feedback.residual, before)
+
+
 def test_reset_forgets() -> None:
     feedback = ErrorFeedback(0.9)
     feedback.open(noise(0))

@@ -26,7 +26,7 @@ from farflung.compression.plain_codecs import HEADER_BYTES
 from farflung.protocol.errors import FrameError
 from rig.waiting import LONG_S
 
-NAMES = ("int8", "int4", "int2", "topk")
+NAMES = ("int8", "int4", "int2", "topk", "sparse")
 COMPILER = next((found for found in map(shutil.which, ("cc", "gcc", "clang")) if found), None)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler here: cc, gcc, clang")
 
@@ -181,6 +181,7 @@ def test_payloads_at_odd_addresses_and_totals_with_gaps(name: str) -> None:
         ("topk", "third * third) + (second * second", "second * second) + (third * third"),
         pytest.param("topk", "ties-- > 0", "ties-- > 1", marks=pytest.mark.hard),
         pytest.param("topk", "seen[place] != mark", "0", marks=pytest.mark.hard),
+        ("sparse", "bits[i] == border && ties-- > 0", "bits[i] == border && ties-- > 1"),
     ],
 )
 def test_wrong_arithmetic_is_not_used(

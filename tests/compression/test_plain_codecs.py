@@ -120,7 +120,7 @@ def test_P8_any_body_is_refused_by_both_or_means_the_same_to_both(
     accepted_by_both(name, bytes(payload), elements)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk"])
+@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk", "sparse"])
 def test_P8_every_step_is_taken_by_both_or_by_none(name: str) -> None:
     payload = bytearray(encode(name, noise(64)))
     taken = 0
@@ -173,5 +173,5 @@ def test_what_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
 def test_a_codec_is_known_by_its_name_and_by_its_payloads() -> None:
     for name in NAMES:
         assert codec_in(encode(name, noise(3))).name == name
-    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, topk"):
+    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, sparse, topk"):
         codec_named("zip")

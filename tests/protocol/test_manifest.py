@@ -15,7 +15,7 @@ from farflung.compression.codec import AUTO, codec_names
 from farflung.console.run_toml import SHORT, TEMPLATE, description
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
-from farflung.protocol.manifest import HUGE, MAX_MANIFEST_BYTES, CodecName, Manifest, Periods
+from farflung.protocol.manifest import HUGE, MAX_MANIFEST_BYTES, CodecName, Manifest, Periods, ResultCodecName
 from farflung.protocol.model_schema import values_of
 
 
@@ -90,6 +90,18 @@ def test_codecs_that_nobody_chose_are_small_where_training_allows_it_and_exact_i
     assert (bf16.round.codec, bf16.round.gather_codec) == ("bf16", "int4")
 
 
+@pytest.mark.parametrize(
+    ("rounds", "codec", "gather"),
+    [("", "topk", "sparse"), ('codec = "int2"', "int2", "int8"), ("group = 4", "topk", "int8")],
+)
+def test_the_sparse_step_has_sparse_codecs_both_ways_where_they_can_be(
+    rounds: str, codec: str, gather: str
+) -> None:
+    manifest = Manifest.from_toml(f'[outer]\nstep = "sparse"\n[round]\n{rounds}', "run.toml")
+    assert (manifest.round.codec, manifest.round.gather_codec) == (codec, gather)
+    assert Manifest.from_canonical(manifest.canonical()) == manifest
+
+
 _SOURCE = (
     '[data] source: expected "python-stdlib", "", or token shards at https:// or s3://, one place or a list'
 )
@@ -113,8 +125,26 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
             '[round] fragments: expected at least 2 with schedule = "streaming", found 1',
         ),
         (
-            '[outer]\nstep = "sparse"',
-            '[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "auto"',
+            '[outer]\nstep = "sparse"\n[round]\ncodec = "int8"',
+            '[outer] step: "sparse" expects [round] codec = "topk" or "int2", found codec = "int8"',
+        ),
+        (
+            '[round]\ngather_codec = "topk"',
+            '[round] gather_codec: expected "fp32" or "bf16" or "int8" or "int4" or "sparse" or "auto", found "topk"',
+        ),
+        (
+            '[round]\ncodec = "topk"\ngather_codec = "sparse"',
+            '[round] gather_codec: "sparse" expects [outer] step = "sparse" and codec = "topk", found step = '
+            '"nesterov", codec = "topk"',
+        ),
+        (
+            '[outer]\nstep = "sparse"\n[round]\ncodec = "int2"\ngather_codec = "sparse"',
+            '[round] gather_codec: "sparse" expects [outer] step = "sparse" and codec = "topk", found step = '
+            '"sparse", codec = "int2"',
+        ),
+        (
+            '[outer]\nstep = "sparse"\n[round]\ngroup = 4\ngather_codec = "sparse"',
+            '[round] group: expected 0 with gather_codec = "sparse", found 4: sums of groups are dense',
         ),
         ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
         ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
@@ -346,7 +376,11 @@ def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
 
 def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
     """The coordinator knows them by name only: it starts without torch."""
-    assert sorted(get_args(CodecName)) == sorted([*codec_names(), AUTO])
+    assert {*get_args(CodecName), *get_args(ResultCodecName)} == {*codec_names(), AUTO}
+    assert set(get_args(CodecName)) - set(get_args(ResultCodecName)) == {"topk", "int2"}, (
+        "results lose nothing"
+    )
+    assert set(get_args(ResultCodecName)) - set(get_args(CodecName)) == {"sparse"}
     with pytest.raises(UserError, match="codec"):
         Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")
 

@@ -122,6 +122,10 @@ def _audited(drawn: Scenario, draw: Draw) -> Scenario:
     return replace(drawn, audit=1.0)
 
 
+def _sparse(drawn: Scenario, draw: Draw) -> Scenario:
+    return replace(drawn, step="sparse", codec="topk", gather_codec="sparse")
+
+
 LAYERS: Mapping[str, tuple[float, Layer]] = MappingProxyType(
     {
         "amended": (0.25, _amended),
@@ -138,6 +142,7 @@ LAYERS: Mapping[str, tuple[float, Layer]] = MappingProxyType(
         "undialled": (0.2, _undialled),
         "helped": (0.1, _helped),
         "audited": (0.3, _audited),
+        "sparse": (0.15, _sparse),
     }
 )
 
@@ -151,6 +156,8 @@ def _why_not(layer: str, drawn: Scenario) -> str:
         ("in groups", bool(drawn.batch), "the manifest refuses batches in groups"),
         ("in groups", lied, "its liars are drawn for flat rounds, or for groups of their own"),
         ("in groups", drawn.peers < 4, "too few for two groups"),
+        ("sparse", bool(drawn.batch or drawn.group), "the manifest refuses it in batches and in groups"),
+        ("sparse", lied, "liars are drawn for the codecs of their worlds"),
         ("helped", drawn.stages > 1 or lied or cut, "the last peers of these have another part to play"),
         ("spoiled", lied or cut or drawn.stages > 1, "the last peer has another part to play"),
         ("undialled", drawn.stages > 1 or lied, "seats beside each other would need ways to each other"),

@@ -94,7 +94,7 @@ HOSTILE: dict[str, list[Any]] = {
     "round.period_s": NUMBERS,
     "round.start_rounds": NUMBERS,
     "round.codec": ["topk", "fp32", *TEXT],
-    "round.gather_codec": ["topk", "fp32", *TEXT],
+    "round.gather_codec": ["sparse", "fp32", *TEXT],
     "round.chunk_kb": [16384, *NUMBERS],
     "round.fragments": [64, *NUMBERS],
     "round.deadline_s": NUMBERS,

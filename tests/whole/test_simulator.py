@@ -14,13 +14,12 @@ from typing import get_args
 
 import pytest
 
-from farflung.compression.codec import codec_names
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.fragment_rounds import Idle, Merged, RoleEvent
 from farflung.peer.machine.machine import MemberMachine, PeerMachine
-from farflung.protocol.manifest import CodecName
+from farflung.protocol.manifest import CodecName, ResultCodecName
 from farflung.protocol.messages import Aborted, Decided
-from farflung.protocol.round_words import Commit, Decision
+from farflung.protocol.round_words import SPARSE, Commit, Decision
 from farflung.simulator.invariants import Broken
 from farflung.simulator.world import Scenario, World, simulate
 from rig.made_part import peer_with
@@ -70,10 +69,20 @@ def test_no_promise_is_broken(batch: int) -> None:
 def test_P1_no_promise_is_broken_whatever_codecs_the_values_travel_by(codec: str) -> None:
     """Contributions each way there is, "auto" included, beside results each way."""
     first, outcomes = 100 * get_args(CodecName).index(codec), []
+    dense = [name for name in get_args(ResultCodecName) if name != SPARSE]
     for place in range(2):
-        gather = codec_names()[(first // 100 + place) % len(codec_names())]
+        gather = dense[(first // 100 + place) % len(dense)]
         world = replace(Scenario.of(first + place), codec=codec, gather_codec=gather)
         outcomes.append(simulate(first + place, world).outcome)
+    assert "finished" in outcomes
+
+
+@pytest.mark.parametrize("batch", pieces(4))
+def test_P1_no_promise_is_broken_where_contributions_and_results_are_sparse(batch: int) -> None:
+    outcomes = [
+        simulate(seed, replace(Scenario.of(seed), step="sparse", codec="topk", gather_codec=SPARSE)).outcome
+        for seed in seeds(batch, EACH)
+    ]
     assert "finished" in outcomes
 
 

@@ -37,7 +37,7 @@ class Side:
         self.pool = Pool("arithmetic", self.inbox.submit, threads)
         self.marks: list[bool] = []
         files = Files(unnamed_file(folder), unnamed_file(folder))
-        rules = RoundSection(codec=codec, gather_codec="int8")
+        rules = RoundSection(codec=codec, gather_codec="sparse" if codec == "topk" else "int8")
         step = Nesterov(lr=0.7, momentum=0.9)
         self.state = OuterState(random_values(0), MODEL, rules, step, self.marks.append, files=files)
         self.told: list[object] = []
@@ -81,6 +81,7 @@ class Side:
             pool.beside(chunk, partial(state.calculate, Merge(version, 0, chunk, payloads, WEIGHTS)), tell)
             pool.beside(chunk, partial(state.calculate, Weigh(version, chunk, 7, payloads)), tell)
         results = [each for each in self.done() if isinstance(each, bytes)]
+        pool.submit(partial(state.resolve, random_values(100 * version), version % 2 == 0))
         pool.submit(partial(state.keep_before, 0, version - 1))
         for chunk, result in enumerate(results):
             pool.beside(chunk, partial(state.calculate, Measure(version, chunk, b"", result)), tell)
@@ -91,7 +92,6 @@ class Side:
         pool.submit(state.seal, tell)
         for chunk in range(CHUNKS):
             pool.submit(partial(state.before.shown, 0, chunk), tell)
-        pool.submit(partial(state.resolve, random_values(100 * version), version % 2 == 0))
         self.done()
 
     def _of_another(self, version: int, member: int) -> dict[int, Payload]:
