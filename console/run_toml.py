@@ -108,7 +108,8 @@ clip = 1.0                # largest gradient norm; lower it if the loss spikes
 precision = "fp32"        # "bf16": products in bf16, on GPUs that have it; parameters stay fp32
 
 [outer]                   # what is done with the merged result of a round
-step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": none, for codec = "topk" or "int2";
+step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": the same, of few values both ways, an
+                          # eighth of the bytes of int8 or less, for slow lines;
                           # "adamw": each round is a step of AdamW with betas, weight_decay and warmup_steps of
                           # [inner], each of them counted in rounds; costs 4 bytes more for each parameter;
                           # "muon", with batch in [pipeline]: Muon for hidden matrices, the same AdamW for the rest
@@ -124,9 +125,10 @@ start_rounds = 0          # so many rounds at the beginning have shorter periods
                           # them, then a quarter, then half, with little momentum unless [outer] says how much
 period_s = 0.0            # instead: seconds between rounds, in which each peer takes the steps it can; 0: by steps
 codec = "auto"            # how contributions travel: fp32, bf16, int8, int4, int2, topk (each several times smaller);
-                          # "auto": int8, or coarser where a peer's upload would take longer than scatter_grace_s; in
-                          # [pipeline] batch > 0 with mode = "sync" fp32, since such an update is exact
-gather_codec = "auto"     # how merged results travel; "auto": int8, which costs about nothing; in such batches fp32
+                          # "auto": int8, or coarser where a peer's upload would take longer than scatter_grace_s; topk
+                          # for step = "sparse"; in [pipeline] batch > 0 with mode = "sync" fp32: such updates are exact
+gather_codec = "auto"     # how merged results travel: fp32, bf16, int8, int4, sparse; "auto": int8, which costs about
+                          # nothing; sparse for step = "sparse"; in such batches fp32
 chunk_kb = 1024           # size of a transferred piece, 1 to 16384; lower it on links that often break
 fragments = 1             # parts of the model with rounds of their own, side by side, 1 to 64; at most one per chunk
 group = 0                 # rounds of up to 1,024 peers, in groups of so many (about the root of all) whose sums are
@@ -217,6 +219,7 @@ def description(every_key: bool, start: tuple[str, str] | None = None) -> str:
 # Called by `farflung coordinate`. What can't be is refused in manifest.py.
 
 VALUES_PER_KB = 256  # of fp32
+SPARSE_ROW_KB = 16
 
 
 def doubts(m: Manifest) -> list[str]:
@@ -225,6 +228,11 @@ def doubts(m: Manifest) -> list[str]:
 
 def _of_rounds(m: Manifest) -> Iterator[str]:
     rules, outer = m.round, m.outer
+    if rules.gather_codec == "sparse" and rules.chunk_kb % SPARSE_ROW_KB:
+        yield (
+            f"[round] chunk_kb: {rules.chunk_kb} is no multiple of {SPARSE_ROW_KB}, which are the 4096 values of which "
+            "256 travel: every chunk costs as much as the next larger one"
+        )
     if rules.codec in ("topk", "int2") and outer.step == "nesterov":
         yield (
             f'[outer] step: codec = "{rules.codec}" leaves most of what is learned to later rounds, where "nesterov" '

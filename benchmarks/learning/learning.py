@@ -5,6 +5,7 @@
     python benchmarks/learning/learning.py rates      the inner rate over the run
     python benchmarks/learning/learning.py schedules  blocking, streaming and overlap, at equal tokens
     python benchmarks/learning/learning.py outer      the outer steps, and what momentum a short run wants
+    python benchmarks/learning/learning.py sparse     few values both ways, beside int8 and beside plain averaging
     python benchmarks/learning/learning.py shards     each peer reads a part of the text of its own
     python benchmarks/learning/learning.py slow       one peer of four at a fifth of the speed
     python benchmarks/learning/learning.py unequal    eight peers of four speeds
@@ -123,6 +124,19 @@ def outer(base: Setting) -> Rows:
     ]
 
 
+def sparse(base: Setting) -> Rows:
+    """Bytes against loss: what the codecs cost, and what the outer step without momentum does by itself."""
+    int8 = {"codec": "int8", "gather_codec": "int8"}
+    few, dense = {"step": "sparse"}, {"gather_codec": "int8"}
+    return [
+        (replace(base, name="int8 both ways", rounds=int8), farflung),
+        (replace(base, name="the same, plain averaging", rounds=int8, outer={"step": "mean"}), farflung),
+        (replace(base, name="sparse both ways", outer=few), farflung),
+        (replace(base, name="topk, results in int8", outer=few, rounds=dense), farflung),
+        (replace(base, name="int4 both ways", rounds={"codec": "int4", "gather_codec": "int4"}), farflung),
+    ]
+
+
 def inner(base: Setting) -> Rows:
     """Each at the same rate; several after --lr are tried one after the other."""
     return [(replace(base, name=word, inner={"optimizer": word}), farflung) for word in WORDS]
@@ -183,7 +197,7 @@ def idle(base: Setting) -> Rows:
 
 EXPERIMENTS = {
     each.__name__: each
-    for each in (room, starts, rates, schedules, outer, inner, shards, slow, unequal, idle)
+    for each in (room, starts, rates, schedules, outer, sparse, inner, shards, slow, unequal, idle)
 }
 
 
@@ -225,7 +239,7 @@ class Kept:
 def rows_of(asked: argparse.Namespace) -> Rows:
     """All of one rate, then all of the next."""
     base = Setting("", asked.steps, asked.period, batch=asked.batch, seed=asked.seed)
-    base = replace(base, layers=asked.layers, width=asked.width)
+    base = replace(base, layers=asked.layers, width=asked.width, peers=asked.peers)
     base = replace(base, merge={"policy": asked.merge})
     found: Rows = []
     for lr in asked.lr:
@@ -250,6 +264,7 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, nargs="+", default=[6e-3], help="of the inner optimizer, at its highest"
     )
+    parser.add_argument("--peers", type=int, default=Setting.peers, help="where an experiment leaves it open")
     parser.add_argument("--layers", type=int, default=Setting.layers)
     parser.add_argument("--width", type=int, default=Setting.width)
     parser.add_argument("--merge", choices=("robust", "mean"), default="robust", help="[merge] policy")

@@ -17,6 +17,7 @@ def told(text: str) -> list[str]:
     [
         ("[round]\ncodec = 'topk'", '[outer] step: codec = "topk" leaves most'),
         ("[round]\ncodec = 'int2'", '[outer] step: codec = "int2" leaves most'),
+        ("[outer]\nstep = 'sparse'\n[round]\nchunk_kb = 8", "[round] chunk_kb: 8 is no multiple of 16"),
         ("[inner]\nwarmup_steps = 100000", "[inner] warmup_steps: 100000 are no less than the"),
         ("[model]\nkind = ''\n[data]\nsource = 'python-stdlib'", '[data] source: "python-stdlib" is the'),
         (
@@ -41,6 +42,7 @@ def test_a_contradiction_is_told_in_one_line(text: str, begins: str) -> None:
         "",
         TEMPLATE,
         "[outer]\nstep = 'sparse'\n[round]\ncodec = 'topk'",
+        "[outer]\nstep = 'sparse'",
         "[outer]\nschedule = 'streaming'\n[round]\nfragments = 2\nchunk_kb = 64",
         "[model]\nkind = ''\n[data]\nsource = ''",
         "[model]\nkind = ''",

@@ -24,6 +24,7 @@ from mutants_of_reach import REACH
 from mutants_of_rounds import CROSSINGS, DOOR, FRAMES, ROUNDS, SLOW_LINES
 from mutants_of_runs import RUN
 from mutants_of_seats import SEATS
+from mutants_of_sparse import SPARSE
 from mutants_of_stages import PIPELINES
 from mutants_of_standby import STANDBY
 
@@ -56,4 +57,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MESHES,
     *EVALUATION,
     *PACE,
+    *SPARSE,
 )

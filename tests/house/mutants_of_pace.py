@@ -94,7 +94,7 @@ PACE = (
     Mutant(
         "a load ends a call",
         SCHEDULE,
-        "self._called.discard(fragment)",
+        "self._called -= set(self._called) if self.rules.waits else {fragment}",
         "pass",
         OF_SCHEDULE,
     ),

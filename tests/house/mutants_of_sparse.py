@@ -1,0 +1,74 @@
+"""Of sparse results: what they leave out goes back, once, to whoever sent it."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+FEEDBACK, STATE, MANIFEST = "compression/codec.py", "peer/state/outer_state.py", "protocol/manifest.py"
+OF_FEEDBACK = ("tests/compression/test_feedback.py",)
+OF_STATE, OF_MANIFEST = ("tests/peer/state/test_sparse_results.py",), ("tests/protocol/test_manifest.py",)
+PLAIN, OF_CODECS = "compression/plain_codecs.py", ("tests/compression/test_codecs.py",)
+
+SPARSE = (
+    Mutant(
+        "what a result has is not refunded", FEEDBACK, "sent_n.mul_(result_n == 0)", "sent_n", OF_FEEDBACK
+    ),
+    Mutant(
+        "nothing is refunded twice",
+        FEEDBACK,
+        "(owed := self._owed.pop(start, None)) is None",
+        "(owed := self._owed.get(start)) is None",
+        OF_FEEDBACK,
+    ),
+    Mutant(
+        "a new round ends what is owed",
+        FEEDBACK,
+        "self._owed.clear()  # of results",
+        "pass  # of results",
+        OF_FEEDBACK,
+    ),
+    Mutant(
+        "only sparse results leave something out",
+        STATE,
+        "feedback.settle(owed=self._gather.name == SPARSE)",
+        "feedback.settle(owed=True)",
+        OF_STATE,
+    ),
+    Mutant("a result refunds", STATE, "feedback.refund(start, delta_n)", "pass", OF_STATE),
+    Mutant("what is installed refunds nothing", STATE, "feedback.forget(start)", "pass", OF_STATE),
+    Mutant(
+        "a chunk lies in its fragment",
+        STATE,
+        "(chunk - fragment.first) * self._model.chunk_elements",
+        "chunk * self._model.chunk_elements",
+        OF_STATE,
+    ),
+    Mutant(
+        "sparse results want sparse contributions",
+        MANIFEST,
+        '(step != "sparse" or codec != "topk")',
+        'step != "sparse"',
+        OF_MANIFEST,
+    ),
+    Mutant(
+        "sums of groups are dense",
+        MANIFEST,
+        'due.get("codec", rules.codec) == "topk" and not rules.group',
+        'due.get("codec", rules.codec) == "topk"',
+        OF_MANIFEST,
+    ),
+    Mutant(
+        "places ascend",
+        PLAIN,
+        "or (np.diff(places_rk, axis=1) <= 0).any()",
+        "or (np.diff(places_rk, axis=1) < 0).any()",
+        OF_CODECS,
+    ),
+    Mutant(
+        "places lie within their row",
+        PLAIN,
+        '(places_rk[:, -1] >= FORMATS["sparse"].block).any() or',
+        "",
+        OF_CODECS,
+    ),
+)
