@@ -205,6 +205,46 @@ static inline void int2_restore(float step, const uint8_t *packed, float *out) {
 
 #define ROW 4096
 #define TAKEN 64
+#define TOPK_LOW 6
+
+/* Places as plain_blocks.py writes them: the lowest bits of each, then bit i + the rest of place i. */
+#define PLACES_BYTES(COUNT, LOW) (((COUNT) * (LOW) + (COUNT) + (ROW >> (LOW))) / 8)
+
+static inline void put_places(const int32_t *places, int count, int low, uint8_t *packed) {
+    memset(packed, 0, (size_t)PLACES_BYTES(count, low));
+    for (int k = 0; k < count; k++) {
+        int at = k * low, high = count * low + k + (places[k] >> low);
+        int bits = (places[k] & ((1 << low) - 1)) << at % 8;
+        packed[at / 8] |= (uint8_t)bits;
+        if (bits >> 8) packed[at / 8 + 1] |= (uint8_t)(bits >> 8);
+        packed[high / 8] |= (uint8_t)(1 << high % 8);
+    }
+}
+
+/* As many places as there are, `count` at most; whatever the bits are, each lies within the row. */
+static inline int get_places(const uint8_t *packed, int count, int low, int32_t *places) {
+    const uint8_t *highs = packed + count * low / 8;
+    int found = 0, bytes = (count + (ROW >> low)) / 8;
+    for (int first = 0; first < bytes; first += 8) {
+        uint64_t word = 0;
+        memcpy(&word, highs + first, (size_t)(bytes - first < 8 ? bytes - first : 8));
+        for (; word && found < count; word &= word - 1, found++) {
+            int at = found * low, high = 8 * first + __builtin_ctzll(word) - found;
+            int bits = (packed[at / 8] | packed[at / 8 + 1] << 8) >> at % 8; /* the byte behind the last is a high one */
+            places[found] = (high << low | (bits & ((1 << low) - 1))) & (ROW - 1);
+        }
+    }
+    return found;
+}
+
+/* So many, which ascend, and none behind the row: the highest bit is that of a place from 4096 on. */
+static inline int places_are_valid(const uint8_t *packed, int count, int low, int32_t *places) {
+    int bits = 0, wrong = packed[PLACES_BYTES(count, low) - 1] >> 7;
+    for (int i = count * low / 8; i < PLACES_BYTES(count, low); i++) bits += __builtin_popcount(packed[i]);
+    if (bits != count || get_places(packed, count, low, places) != count) return 0;
+    for (int k = 1; k < count; k++) wrong |= places[k] < places[k - 1];
+    return !wrong;
+}
 
 static inline int count_from(const int32_t *bits, int count, int32_t least) {
     int found = 0;
@@ -247,7 +287,7 @@ static void largest_places(const int32_t *bits, int32_t *places) {
 }
 
 static float topk_step(const float *values, int filled, int32_t peak, uint8_t *packed) {
-    int32_t bits[ROW], places[TAKEN] = {0}, first = ROW - 1, count = 0;
+    int32_t bits[ROW], places[TAKEN] = {0}, taken[TAKEN], first = ROW - 1, count = 0;
     float present[TAKEN];
     (void)filled;
     for (int i = 0; i < ROW; i++) bits[i] = bits_of(values[i]) & MAGNITUDE;
@@ -263,13 +303,17 @@ static float topk_step(const float *values, int filled, int32_t peak, uint8_t *p
     step = step > most ? most : step;
     step = step < MIN_STEP ? 0.0f : step;
     float border = step * 33.5f;
-    memset(packed, 0, 112);
+    int repeated = TAKEN - count; /* the first taken one, in place of those that are no normal numbers */
+    for (int k = 0, there = 0; k < TAKEN; k++) {
+        while (k >= repeated && bits[places[there]] < LEAST_NORMAL_BITS) there++;
+        taken[k] = k < repeated ? first : places[there++];
+    }
+    put_places(taken, TAKEN, TOPK_LOW, packed);
+    packed += PLACES_BYTES(TAKEN, TOPK_LOW);
+    memset(packed, 0, TAKEN / 4);
     for (int k = 0; k < TAKEN; k++) {
-        int32_t place = bits[places[k]] >= LEAST_NORMAL_BITS ? places[k] : first;
-        int code = (fabsf(values[place]) >= border) + 2 * (values[place] <= -0x1p-126f);
-        packed[k] = (uint8_t)place;
-        packed[64 + k % 32] |= (uint8_t)(place >> 8 << k / 32 * 4);
-        packed[96 + k % 16] |= (uint8_t)(code << k / 16 * 2);
+        int code = (fabsf(values[taken[k]]) >= border) + 2 * (values[taken[k]] <= -0x1p-126f);
+        packed[k % 16] |= (uint8_t)(code << k / 16 * 2);
     }
     return step;
 }
@@ -278,39 +322,36 @@ static inline void topk_codes(const float *values, float step, uint8_t *packed) 
     (void)values, (void)step, (void)packed; /* written with the step, which follows from what is taken */
 }
 
-static inline int topk_place(const uint8_t *packed, int k) {
-    return packed[k] | (packed[64 + k % 32] >> k / 32 * 4 & 15) << 8;
+static inline int topk_code(const uint8_t *packed, int k) {
+    return packed[PLACES_BYTES(TAKEN, TOPK_LOW) + k % 16] >> k / 16 * 2 & 3;
 }
-
-static inline int topk_code(const uint8_t *packed, int k) { return packed[96 + k % 16] >> k / 16 * 2 & 3; }
 
 static void topk_restore(float step, const uint8_t *packed, float *out) {
     float levels[4] = {27.0f * step, 40.0f * step, -27.0f * step, -40.0f * step};
+    int32_t places[TAKEN];
+    int count = get_places(packed, TAKEN, TOPK_LOW, places);
     memset(out, 0, ROW * sizeof *out);
-    for (int k = 0; k < TAKEN; k++) out[topk_place(packed, k)] = levels[topk_code(packed, k)];
+    for (int k = 0; k < count; k++) out[places[k]] = levels[topk_code(packed, k)];
 }
 
 /* A place may come again, but with its own value. */
 static int topk_codes_are_valid(const uint8_t *codes, int64_t blocks) {
-    for (int64_t row = 0; row < blocks; row++) {
-        const uint8_t *packed = codes + 112 * row;
-        uint8_t seen[ROW] = {0};
-        for (int k = 0; k < TAKEN; k++) {
-            int place = topk_place(packed, k), mark = 1 + topk_code(packed, k);
-            if (seen[place] && seen[place] != mark) return 0;
-            seen[place] = (uint8_t)mark;
-        }
+    for (int64_t row = 0; row < blocks; row++, codes += 80) {
+        int32_t places[TAKEN];
+        if (!places_are_valid(codes, TAKEN, TOPK_LOW, places)) return 0;
+        for (int k = 1; k < TAKEN; k++)
+            if (places[k] == places[k - 1] && topk_code(codes, k) != topk_code(codes, k - 1)) return 0;
     }
     return 1;
 }
 
 /* ---- sparse ---------------------------------------------------------------------------------------------------- */
 
-#define KEPT 256
-#define LOW_BYTES (KEPT / 2)
-#define HIGH_BYTES (2 * KEPT / 8)
+#define KEPT 240
+#define SPARSE_LOW 4
+#define SPARSE_PLACES PLACES_BYTES(KEPT, SPARSE_LOW)
 
-/* Ascending places of the 256 largest; of equal ones the first.  Most of a row is zero. */
+/* Ascending places of the 240 largest; of equal ones the first.  Most of a row is zero. */
 static void kept_places(const int32_t *bits, int32_t *places) {
     int32_t found[ROW];
     int count = 0, taken = 0;
@@ -337,13 +378,8 @@ static float sparse_step(const float *values, int filled, int32_t peak, uint8_t 
     kept_places(bits, places);
     for (int k = 0; k < KEPT; k++) kept[k] = values[places[k]];
     float step = int8_step(values, filled, peak, packed);
-    memset(packed, 0, LOW_BYTES + HIGH_BYTES);
-    for (int k = 0; k < KEPT; k++) {
-        int at = k + (places[k] >> 4);
-        packed[k % LOW_BYTES] |= (uint8_t)((places[k] & 15) << k / LOW_BYTES * 4);
-        packed[LOW_BYTES + at / 8] |= (uint8_t)(1 << at % 8);
-    }
-    nearest_integers(kept, KEPT, step, packed + LOW_BYTES + HIGH_BYTES);
+    put_places(places, KEPT, SPARSE_LOW, packed);
+    nearest_integers(kept, KEPT, step, packed + SPARSE_PLACES);
     return step;
 }
 
@@ -351,38 +387,20 @@ static inline void sparse_codes(const float *values, float step, uint8_t *packed
     (void)values, (void)step, (void)packed; /* written with the step, as those of topk are */
 }
 
-/* As many places as there are, 256 at most; whatever the bits are, each lies within the row. */
-static int sparse_places(const uint8_t *packed, int32_t *places) {
-    int count = 0;
-    for (int at = 0; at < 2 * KEPT; at += 64) {
-        uint64_t word;
-        memcpy(&word, packed + LOW_BYTES + at / 8, sizeof word);
-        for (; word && count < KEPT; word &= word - 1, count++) {
-            int high = at + __builtin_ctzll(word) - count, low = packed[count % LOW_BYTES] >> count / LOW_BYTES * 4 & 15;
-            places[count] = (high << 4 | low) & (ROW - 1);
-        }
-    }
-    return count;
-}
-
 static void sparse_restore(float step, const uint8_t *packed, float *out) {
     int32_t places[KEPT];
-    int count = sparse_places(packed, places);
+    int count = get_places(packed, KEPT, SPARSE_LOW, places);
     memset(out, 0, ROW * sizeof *out);
-    for (int k = 0; k < count; k++) out[places[k]] = (float)(int8_t)packed[LOW_BYTES + HIGH_BYTES + k] * step;
+    for (int k = 0; k < count; k++) out[places[k]] = (float)(int8_t)packed[SPARSE_PLACES + k] * step;
 }
 
 static int sparse_codes_are_valid(const uint8_t *codes, int64_t blocks) {
     int wrong = 0;
-    for (int64_t row = 0; row < blocks; row++, codes += LOW_BYTES + HIGH_BYTES + KEPT) {
+    for (int64_t row = 0; row < blocks && !wrong; row++, codes += SPARSE_PLACES + KEPT) {
         int32_t places[KEPT];
-        int bits = 0;
-        for (int i = 0; i < HIGH_BYTES; i++) bits += __builtin_popcount(codes[LOW_BYTES + i]);
-        wrong |= bits != KEPT || sparse_places(codes, places) != KEPT;
-        if (wrong) return 0;
-        for (int k = 1; k < KEPT; k++) wrong |= places[k] <= places[k - 1];
-        for (int k = 0; k < KEPT; k++) wrong |= codes[LOW_BYTES + HIGH_BYTES + k] == 0x80;
-        wrong |= codes[LOW_BYTES + HIGH_BYTES - 1] >> 7; /* a place behind the row */
+        if (!places_are_valid(codes, KEPT, SPARSE_LOW, places)) return 0;
+        for (int k = 1; k < KEPT; k++) wrong |= places[k] == places[k - 1];
+        for (int k = 0; k < KEPT; k++) wrong |= codes[SPARSE_PLACES + k] == 0x80;
     }
     return !wrong;
 }
@@ -496,8 +514,8 @@ void fp32_dots(const uint8_t *const *values, int64_t members, int64_t elements, 
 CODEC(int8, 256, 256, 127.0f, 0, int8_codes_are_valid)
 CODEC(int4, 64, 32, 127.0f, 0, any_codes_are_valid)
 CODEC(int2, 64, 16, 17.0f, 1, any_codes_are_valid)
-CODEC(topk, ROW, 112, 40.0f, 1, topk_codes_are_valid)
-CODEC(sparse, ROW, 448, 127.0f, 0, sparse_codes_are_valid)
+CODEC(topk, ROW, 80, 40.0f, 1, topk_codes_are_valid)
+CODEC(sparse, ROW, 422, 127.0f, 0, sparse_codes_are_valid)
 
 /* m <- mu m + d;  theta <- theta - lr (d + mu m).  In one pass over memory, where torch needs six. */
 void outer_step(float *restrict theta, float *restrict m, const float *restrict d, int64_t elements, float mu, float lr) {

@@ -306,14 +306,53 @@ def _int2_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
     return _times_steps(_INT2_FOURS[codes_rc].view(np.int8), steps_r)
 
 
-# ---- topk: of each 4096 values the 64 largest, each as a place of 12 bits and a value of 2 bits ------------
+# ---- places: ascending ones within a row of 4096, as Elias and Fano write them --------------------------------
+#
+# First the lowest bits of each, one after the other; then a bit for each place and each possible value of its other
+# bits, of which entry i sets the one at i plus that value.  Of 64 places a place takes 8 bits, of 240 it takes 6.07:
+# half a bit more than the least.  Bits are counted from the lowest of the first byte.
+
+_ROW = 4096
+
+
+def _places_bytes(count: int, low_bits: int) -> int:
+    return (count * low_bits + count + (_ROW >> low_bits)) // 8
+
+
+def _places_packed(places_rk: Places, low_bits: int) -> Codes:
+    rows, count = places_rk.shape
+    bits_rn = np.zeros((rows, 8 * _places_bytes(count, low_bits)), np.uint8)
+    low_rkb = places_rk[:, :, None] >> np.arange(low_bits) & 1
+    bits_rn[:, : count * low_bits] = low_rkb.reshape(rows, -1)
+    np.put_along_axis(bits_rn, count * low_bits + np.arange(count) + (places_rk >> low_bits), 1, 1)
+    return np.packbits(bits_rn, axis=1, bitorder="little")
+
+
+def _places_of(codes_rc: Codes, count: int, low_bits: int) -> Places:
+    """i64 [rows, count], as the bits say; FrameError unless they say so many, in order and within the row."""
+    bits_rn = np.unpackbits(codes_rc[:, : _places_bytes(count, low_bits)], axis=1, bitorder="little")
+    low_rkb = bits_rn[:, : count * low_bits].reshape(-1, count, low_bits).astype(np.int64)
+    high_rn = bits_rn[:, count * low_bits :]
+    if (np.count_nonzero(high_rn, axis=1) != count).any():
+        raise FrameError(Verdict.MALFORMED, f"a row without {count} places")
+    at_rk = np.flatnonzero(high_rn).reshape(-1, count) % high_rn.shape[1]
+    places_rk: Places = (at_rk - np.arange(count)) << low_bits
+    places_rk |= low_rkb @ (1 << np.arange(low_bits))
+    if (places_rk[:, -1] >= _ROW).any() or (np.diff(places_rk, axis=1) < 0).any():
+        raise FrameError(Verdict.MALFORMED, "places that do not ascend within their row")
+    return places_rk
+
+
+# ---- topk: of each 4096 values the 64 largest, each as a place of 8 bits and a value of 2 bits -------------
 #
 # Of equal magnitudes the one at the lower place is taken first.  A value is its sign and one of two magnitudes, in
 # units of a step of rms/32, where the rms is that of the taken values: 27 and 40, border 33.5, on the border 40.
 # Zero can't be said; where fewer than 64 values are normal numbers, the first taken entry is repeated instead, and a
-# row without any has the step 0.  A row's 112 bytes: the low 8 bits of the places, then their high 4 bits (of entry i
-# in the low half, of entry i + 32 in the high half of byte i), then four value codes to the byte, in the same manner:
-# entries i, i + 16, i + 32, i + 48.
+# row without any has the step 0.  A row's 80 bytes: the places, with 6 lowest bits each; then four value codes to the
+# byte: entries i, i + 16, i + 32, i + 48, the first in the lowest bits.
+
+_TOPK_LOW_BITS = 6
+_TOPK_PLACES = _places_bytes(_TOPK_TAKEN, _TOPK_LOW_BITS)
 
 
 def _topk_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
@@ -321,19 +360,21 @@ def _topk_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
     bits_rb = _magnitudes(values_rb)
     places_rk = largest_places(bits_rb, _TOPK_TAKEN)
     present_rk = np.take_along_axis(bits_rb, places_rk, 1) >= _LEAST_NORMAL_BITS
-    first_r1 = np.where(present_rk, places_rk, row_length - 1).min(axis=1, keepdims=True)
-    places_rk = np.where(present_rk, places_rk, first_r1)
     taken_rk = np.take_along_axis(values_rb, places_rk, 1)
     counts_r = np.maximum(present_rk.sum(axis=1), 1).astype(f32)
     peaks_r = np.abs(values_rb).max(axis=1)
     steps_r = _root_mean_square(np.where(present_rk, taken_rk, f32(0)), peaks_r, counts_r)
     steps_r = _bounded_step(steps_r * _TOPK_STEP_OF_RMS, int(_TOPK_LEVELS[1]))
     steps_r = np.where(steps_r >= MIN_STEP, steps_r, f32(0))
+    first_r1 = np.where(present_rk, places_rk, row_length - 1).min(axis=1, keepdims=True)
+    places_rk = np.sort(np.where(present_rk, places_rk, first_r1), axis=1)
+    taken_rk = np.take_along_axis(values_rb, places_rk, 1)
     large_rk = np.abs(taken_rk) >= (steps_r * _TOPK_BORDER)[:, None]
     # Not `< 0`: of a row without normal numbers an entry may be subnormal, and not all machines see its sign.
     negative_rk = taken_rk <= -_LEAST_NORMAL
     codes_rk = _joined(large_rk.astype(np.uint8), negative_rk.astype(np.uint8), bits=1)
-    return steps_r, _topk_packed(places_rk, codes_rk)
+    packed_rq = _joined(*np.split(codes_rk, 4, axis=1), bits=2)
+    return steps_r, np.concatenate([_places_packed(places_rk, _TOPK_LOW_BITS), packed_rq], axis=1)
 
 
 def _magnitudes(values_rb: Floats) -> NDArray[np.int32]:
@@ -354,27 +395,16 @@ def largest_places(bits_rb: NDArray[np.int32], count: int) -> Places:
     return places_rk
 
 
-def _topk_packed(places_rk: Places, codes_rk: Codes) -> Codes:
-    low_rk, high_rk = (places_rk & 0xFF).astype(np.uint8), (places_rk >> 8).astype(np.uint8)
-    parts = (
-        low_rk,
-        _joined(*np.split(high_rk, 2, axis=1), bits=4),
-        _joined(*np.split(codes_rk, 4, axis=1), bits=2),
-    )
-    return np.concatenate(parts, axis=1)
-
-
 def _topk_entries(codes_rc: Codes) -> tuple[Places, Places]:
-    """u8 [rows, 112] -> places and value codes, i64 [rows, 64] each."""
-    wide_rc: Places = codes_rc.astype(np.int64)
-    low_rk, high_rh, packed_rq = wide_rc[:, :64], wide_rc[:, 64:96], wide_rc[:, 96:]
-    places_rk = low_rk | np.concatenate([high_rh & 15, high_rh >> 4], axis=1) << 8
-    return places_rk, np.concatenate([packed_rq >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+    """u8 [rows, 80] -> places and value codes, i64 [rows, 64] each."""
+    packed_rq = codes_rc[:, _TOPK_PLACES:].astype(np.int64)
+    codes_rk = np.concatenate([packed_rq >> shift & 3 for shift in (0, 2, 4, 6)], axis=1)
+    return _places_of(codes_rc, _TOPK_TAKEN, _TOPK_LOW_BITS), codes_rk
 
 
 def _topk_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
     places_rk, codes_rk = _topk_entries(codes_rc)
-    values_rb = np.zeros((len(codes_rc), FORMATS["topk"].block), f32)
+    values_rb = np.zeros((len(codes_rc), _ROW), f32)
     np.put_along_axis(values_rb, places_rk, _TOPK_LEVELS[codes_rk] * steps_r[:, None], 1)
     return values_rb
 
@@ -382,62 +412,45 @@ def _topk_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
 def _topk_refuse(codes_rc: Codes) -> None:
     """A place may come again, but with its own value: which of two a scatter leaves differs by machine."""
     places_rk, codes_rk = _topk_entries(codes_rc)
-    keys_rk = np.sort(places_rk << 2 | codes_rk, axis=1)
-    same_place = keys_rk[:, 1:] >> 2 == keys_rk[:, :-1] >> 2
-    if (same_place & (keys_rk[:, 1:] != keys_rk[:, :-1])).any():
+    if ((np.diff(places_rk, axis=1) == 0) & (np.diff(codes_rk, axis=1) != 0)).any():
         raise FrameError(Verdict.MALFORMED, "two values for one place")
 
 
-# ---- sparse: of each 4096 values the 256 largest, each as a place of 6 bits and an int8 value ------------------
+# ---- sparse: of each 4096 values the 240 largest, each as a place of 6 bits and an int8 value ------------------
 #
 # For results of contributions in topk, most of whose values are zero.  Of equal magnitudes the one at the lower place
-# is taken first, zeros too: a row has 256 places, each once and in ascending order.  Values are those of int8, by a
-# step of their own row.  A row's 448 bytes: the low 4 bits of the places (of entry i in the low half, of entry i + 128
-# in the high half of byte i); 512 bits, of which entry i sets the one at i plus its place's high 8 bits (Elias and
-# Fano: so 6 bits say a place, where the least would be 5.4); the values.
+# is taken first, zeros too: a row has 240 places, each once.  Values are those of int8, by a step of their own row.  A
+# row's 422 bytes: the places, with 4 lowest bits each; the values.
 
-_SPARSE_TAKEN = 256
-_SPARSE_LOW, _SPARSE_HIGH = _SPARSE_TAKEN // 2, 2 * _SPARSE_TAKEN // 8  # bytes
+_SPARSE_TAKEN = 240
+_SPARSE_LOW_BITS = 4
+_SPARSE_PLACES = _places_bytes(_SPARSE_TAKEN, _SPARSE_LOW_BITS)
 
 
 def _sparse_quantise(values_rb: Floats, filled: int) -> tuple[Floats, Codes]:
     places_rk = largest_places(_magnitudes(values_rb), _SPARSE_TAKEN)
     steps_r, codes_rk = _int8_codes(np.take_along_axis(values_rb, places_rk, 1))
-    low_rk = (places_rk & 15).astype(np.uint8)
-    high_rn = np.zeros((len(places_rk), 2 * _SPARSE_TAKEN), np.uint8)
-    np.put_along_axis(high_rn, (places_rk >> 4) + np.arange(_SPARSE_TAKEN), 1, 1)
-    parts = (
-        _joined(*np.split(low_rk, 2, axis=1), bits=4),
-        np.packbits(high_rn, axis=1, bitorder="little"),
-        codes_rk.view(np.uint8),
-    )
-    return steps_r, np.concatenate(parts, axis=1)
+    packed_rc = _places_packed(places_rk, _SPARSE_LOW_BITS)
+    return steps_r, np.concatenate([packed_rc, codes_rk.view(np.uint8)], axis=1)
 
 
-def _sparse_places(codes_rc: Codes) -> Places:
-    """i64 [rows, 256], as the bits say; FrameError where they say more or fewer."""
-    low_rh, high_rn = codes_rc[:, :_SPARSE_LOW], codes_rc[:, _SPARSE_LOW:][:, :_SPARSE_HIGH]
-    high_rn = np.unpackbits(high_rn, axis=1, bitorder="little")
-    if (np.count_nonzero(high_rn, axis=1) != _SPARSE_TAKEN).any():
-        raise FrameError(Verdict.MALFORMED, f"a row without {_SPARSE_TAKEN} places")
-    at_rk = np.flatnonzero(high_rn).reshape(-1, _SPARSE_TAKEN) % (2 * _SPARSE_TAKEN)
-    low_rk = np.concatenate([low_rh & 15, low_rh >> 4], axis=1)
-    places_rk: Places = (at_rk - np.arange(_SPARSE_TAKEN)) << 4 | low_rk
-    return places_rk
+def _sparse_entries(codes_rc: Codes) -> tuple[Places, NDArray[np.int8]]:
+    levels_rk = np.ascontiguousarray(codes_rc[:, _SPARSE_PLACES:]).view(np.int8)
+    return _places_of(codes_rc, _SPARSE_TAKEN, _SPARSE_LOW_BITS), levels_rk
 
 
 def _sparse_restore(steps_r: Floats, codes_rc: Codes) -> Floats:
-    values_rb = np.zeros((len(codes_rc), FORMATS["sparse"].block), f32)
-    levels_rk = np.ascontiguousarray(codes_rc[:, _SPARSE_LOW + _SPARSE_HIGH :]).view(np.int8)
-    np.put_along_axis(values_rb, _sparse_places(codes_rc), _times_steps(levels_rk, steps_r), 1)
+    places_rk, levels_rk = _sparse_entries(codes_rc)
+    values_rb = np.zeros((len(codes_rc), _ROW), f32)
+    np.put_along_axis(values_rb, places_rk, _times_steps(levels_rk, steps_r), 1)
     return values_rb
 
 
 def _sparse_refuse(codes_rc: Codes) -> None:
-    _int8_refuse(np.ascontiguousarray(codes_rc[:, _SPARSE_LOW + _SPARSE_HIGH :]))
-    places_rk = _sparse_places(codes_rc)
-    if (places_rk[:, -1] >= FORMATS["sparse"].block).any() or (np.diff(places_rk, axis=1) <= 0).any():
-        raise FrameError(Verdict.MALFORMED, "places that do not ascend within their row")
+    places_rk, levels_rk = _sparse_entries(codes_rc)
+    _int8_refuse(levels_rk.view(np.uint8))
+    if (np.diff(places_rk, axis=1) == 0).any():
+        raise FrameError(Verdict.MALFORMED, "two values for one place")
 
 
 def _no_code_is_refused(codes_rc: Codes) -> None:
@@ -448,8 +461,8 @@ FORMATS = {
     "int8": BlockFormat(256, 256, 127, False, _int8_quantise, _int8_restore, _int8_refuse),
     "int4": BlockFormat(64, 32, 127, False, _int4_quantise, _int4_restore, _no_code_is_refused, LEVELS),
     "int2": BlockFormat(64, 16, 17, True, _int2_quantise, _int2_restore, _no_code_is_refused),
-    "topk": BlockFormat(4096, 112, 40, True, _topk_quantise, _topk_restore, _topk_refuse),
-    "sparse": BlockFormat(4096, 448, 127, False, _sparse_quantise, _sparse_restore, _sparse_refuse),
+    "topk": BlockFormat(_ROW, 80, 40, True, _topk_quantise, _topk_restore, _topk_refuse),
+    "sparse": BlockFormat(_ROW, 422, 127, False, _sparse_quantise, _sparse_restore, _sparse_refuse),
 }
 
 

@@ -231,7 +231,7 @@ def _of_rounds(m: Manifest) -> Iterator[str]:
     if rules.gather_codec == "sparse" and rules.chunk_kb % SPARSE_ROW_KB:
         yield (
             f"[round] chunk_kb: {rules.chunk_kb} is no multiple of {SPARSE_ROW_KB}, which are the 4096 values of which "
-            "256 travel: every chunk costs as much as the next larger one"
+            "240 travel: every chunk costs as much as the next larger one"
         )
     if rules.codec in ("topk", "int2") and outer.step == "nesterov":
         yield (

@@ -39,8 +39,8 @@ BITS_PER_VALUE = {
     "int8": 8.0625,
     "int4": 4.25,
     "int2": 2.25,
-    "topk": 0.2227,
-    "sparse": 0.8789,
+    "topk": 0.1602,
+    "sparse": 0.8281,
 }
 SPARSE = (
     "sparse"  # of results, and a codec of no contributions: what it leaves out each contributor sends again

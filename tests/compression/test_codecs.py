@@ -134,19 +134,24 @@ def block_topk(block: list[f32], filled: int) -> tuple[f32, bytes]:
     step = step if step >= MIN_STEP else f32(0)
     places = [place if is_there else first for place, is_there in zip(taken, present, strict=True)]
     border = step * f32(33.5)
+    places.sort()
     codes = [int(abs(block[place]) >= border) + 2 * int(block[place] <= -f32(2.0**-126)) for place in places]
-    low = bytes(place & 255 for place in places)
-    high = bytes(places[i] >> 8 | places[i + 32] >> 8 << 4 for i in range(32))
     packed = bytes(codes[i] | codes[i + 16] << 2 | codes[i + 32] << 4 | codes[i + 48] << 6 for i in range(16))
-    return step, low + high + packed
+    return step, packed_places(places, 6) + packed
+
+
+def packed_places(places: list[int], low_bits: int) -> bytes:
+    count = len(places)
+    low = sum((place % (1 << low_bits)) << i * low_bits for i, place in enumerate(places))
+    high = sum(1 << (place >> low_bits) + i for i, place in enumerate(places))
+    size = (count * low_bits + count + (4096 >> low_bits)) // 8
+    return (low | high << count * low_bits).to_bytes(size, "little")
 
 
 def block_sparse(block: list[f32], filled: int) -> tuple[f32, bytes]:
-    places = sorted(sorted(range(4096), key=lambda place: (-abs(block[place]), place))[:256])
+    places = sorted(sorted(range(4096), key=lambda place: (-abs(block[place]), place))[:240])
     step, codes = int8_codes([block[place] for place in places])
-    low = bytes(places[i] & 15 | (places[i + 128] & 15) << 4 for i in range(128))
-    high = sum(1 << (place >> 4) + i for i, place in enumerate(places))
-    return step, low + high.to_bytes(64, "little") + struct.pack("256b", *codes)
+    return step, packed_places(places, 4) + struct.pack("240b", *codes)
 
 
 BLOCKS: dict[str, Callable[[list[f32], int], tuple[f32, bytes]]] = {
@@ -299,7 +304,7 @@ def test_the_largest_are_those_that_a_stable_sort_puts_first() -> None:
     rows = torch.stack([noise(4096, seed=seed).abs() for seed in range(5)]).view(torch.int32).numpy()
     few = rows & 0x7F800000  # many ties
     for bits in (rows, few, np.zeros_like(rows)):
-        for count in (64, 256):
+        for count in (64, 240):
             first = np.argsort(-bits.astype(np.int64), axis=1, kind="stable")[:, :count]
             assert np.array_equal(largest_places(bits, count), np.sort(first, axis=1))
 
@@ -365,7 +370,7 @@ def test_coarse_codecs_keep_what_they_should() -> None:
         "none is left out"
     )
     sparse = codec_named("sparse").decode(codec_named("sparse").encode(vector.abs() + 1.0), len(vector))
-    assert int((sparse != 0).sum()) == len(vector) // 16
+    assert int((sparse != 0).sum()) == len(vector) // 4096 * 240
     normal = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
     coarse = codec_named("int2").decode(codec_named("int2").encode(normal), len(normal))
     assert float((coarse - normal).norm() / normal.norm()) < 0.36
@@ -445,15 +450,44 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(data: st.DataObject) -
             assert error.verdict is Verdict.MALFORMED
 
 
+def refuses(name: str, vector: Tensor, match: str, *changes: tuple[int, int]) -> None:
+    codec = codec_named(name)
+    payload = bytearray(codec.encode(vector))
+    for at, value in changes:
+        payload[HEADER_BYTES + 2 + at] = value
+    with pytest.raises(FrameError, match=match):
+        codec.decode(payload, len(vector))
+
+
 def test_two_values_for_one_place_are_refused() -> None:
-    codec = codec_named("topk")
-    payload = bytearray(codec.encode(torch.ones(64)))
+    codec, vector = codec_named("topk"), torch.ones(64)
+    payload = bytearray(codec.encode(vector))
     codes = HEADER_BYTES + 2
-    payload[codes + 1] = payload[codes]  # place 1 becomes place 0, with the same value
+    assert (
+        payload[codes] == 0b01_000000 and payload[codes + 48] == 0xFF
+    )  # places 0, 1, ... all within one high value
+    payload[codes] = 0  # place 1 becomes place 0, with the same value
     codec.decode(payload, 64)
-    payload[codes + 96] ^= 2  # the sign of entry 0
-    with pytest.raises(FrameError, match="two values for one place"):
-        codec.decode(payload, 64)
+    refuses("topk", vector, "two values for one place", (0, 0), (64, payload[codes + 64] ^ 2))
+
+
+def test_places_ascend_and_lie_within_their_row() -> None:
+    some = torch.zeros(4096)
+    some[63::64] = 1.0  # places 63, 127, ... 4095
+    assert codec_named("topk").encode(some)[HEADER_BYTES + 2 + 48] == 0b01010101
+    refuses("topk", some, "a row without 64 places", (48, 0b01010111))
+    refuses("topk", some, "a row without 64 places", (48, 0b01010100))
+    refuses("topk", some, "places that do not ascend", (63, 0b10010101))  # 4159
+    refuses("topk", some, "places that do not ascend", (48, 0b01010011), (0, 0x3F))  # 63, then less
+    few = torch.zeros(4096)
+    few[15:3840:16] = 1.0  # places 15, 31, ... 3839: a row of 240
+    highs = codec_named("sparse").encode(few)[HEADER_BYTES + 2 + 120 :]
+    assert highs[0] == 0b01010101 and highs[59] == 0b01010101 and highs[60] == highs[61] == 0
+    refuses("sparse", few, "a row without 240 places", (120, 0b01010111))
+    refuses("sparse", few, "places that do not ascend", (120 + 59, 0b00010101), (120 + 61, 0x80))
+    refuses("sparse", few, "places that do not ascend", (120, 0b01010011), (0, 0x7F))  # 15, then 7
+    refuses("sparse", few, "two values for one place", (120, 0b01010011))
+    refuses("sparse", few, "the code -128", (182, 0x80))
 
 
 def test_the_list_of_codecs() -> None:
@@ -475,25 +509,3 @@ def test_a_gpu_gives_the_same_bytes_and_values(codec: Codec) -> None:
         expected = noise(len(vector), seed=2)
         codec.decode_add(payload, 0.3, expected)
         assert torch.equal(total.cpu().view(torch.int32), expected.view(torch.int32)), kind
-
-
-def test_places_of_a_sparse_row_ascend_and_lie_within_it() -> None:
-    codec = codec_named("sparse")
-    good = codec.encode(torch.arange(4096) % 16 + 1.0)  # places 15, 31, 47, ... 4095
-    low, high = HEADER_BYTES + 2, HEADER_BYTES + 2 + 128
-
-    def refused(match: str, *changes: tuple[int, int]) -> None:
-        payload = bytearray(good)
-        for at, value in changes:
-            payload[at] = value
-        with pytest.raises(FrameError, match=match):
-            codec.decode(payload, 4096)
-
-    assert good[low] == 0xFF and good[high] == 0b01010101 == good[high + 63]
-    codec.decode(good, 4096)
-    refused("a row without 256 places", (high, 0b01010111))
-    refused("a row without 256 places", (high, 0b01010100))
-    refused("places that do not ascend", (high + 63, 0b10010101))  # place 4111
-    refused("places that do not ascend", (high, 0b01010011))  # 15 again
-    refused("places that do not ascend", (high, 0b01010011), (low + 1, 0xF7))  # 15, then 7
-    refused("the code -128", (HEADER_BYTES + 2 + 192, 0x80))

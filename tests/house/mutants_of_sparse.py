@@ -60,15 +60,22 @@ SPARSE = (
     Mutant(
         "places ascend",
         PLAIN,
-        "or (np.diff(places_rk, axis=1) <= 0).any()",
         "or (np.diff(places_rk, axis=1) < 0).any()",
+        "",
         OF_CODECS,
     ),
     Mutant(
         "places lie within their row",
         PLAIN,
-        '(places_rk[:, -1] >= FORMATS["sparse"].block).any() or',
+        "(places_rk[:, -1] >= _ROW).any() or ",
         "",
+        OF_CODECS,
+    ),
+    Mutant(
+        "a row has so many places",
+        PLAIN,
+        "if (np.count_nonzero(high_rn, axis=1) != count).any():",
+        "if (np.count_nonzero(high_rn, axis=1) < count).any():",
         OF_CODECS,
     ),
 )
