@@ -28,7 +28,7 @@ from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.llama import Llama
 from farflung.protocol.manifest import ModelSection
 
-CODECS = ("fp32", "bf16", "int8", "int4", "int2", "topk")
+CODECS = ("fp32", "bf16", "int8", "int4", "int2", "topk", "sparse")
 WARM_ROUNDS, INNER_STEPS, BATCH = 3, 60, 8
 ABSENT = "not installed: pip install {}"
 

@@ -85,7 +85,14 @@ FIGURES = [
     _slow("one at 1/5, `blocking`, by steps", "one at 1/5, by steps"),
     _slow("one at 1/5, `blocking`, by the clock", "one at 1/5, by the clock"),
     _slow("one at 1/5, `overlap`, by steps", "one at 1/5, overlap"),
-    *(_error(codec, path) for codec, path in (("bf16", "torch"), *((each, "compiled") for each in BLOCKS))),
+    *(
+        _error(codec, path)
+        for codec, path in (
+            ("bf16", "plain"),
+            ("sparse", "compiled"),
+            *((each, "compiled") for each in BLOCKS),
+        )
+    ),
     *(_held_out(codec, FEEDBACK * (codec in COARSE)) for codec in BLOCKS),
 ]
 

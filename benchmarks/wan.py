@@ -34,7 +34,7 @@ from rig.lab_run import Found, Setting, allowed_congestion, run, use_congestion
 PLAIN = str(Path(__file__).resolve().with_name("plain_sockets.py"))
 RTT_MS = 100.0
 FAST_MBIT = 1000.0
-BYTES_A_VALUE = {"fp32": 4.0, "int8": 258 / 256}
+BYTES_A_VALUE = {"fp32": 4.0, "int8": 258 / 256}  # of rows that are held against an ideal
 COORDINATOR = HostSpec("coordinator", FAST_MBIT, FAST_MBIT, RTT_MS / 4)
 
 
@@ -325,6 +325,17 @@ def foreseen(asked: Asked) -> list[Row]:
     return [row_of("foreseen", shape(early), found[1], got, "", "5 % of a round", gain >= 0.05)]
 
 
+def sparse(asked: Asked) -> list[Row]:
+    """Home lines: few values both ways, beside the same rounds in int8."""
+    int8 = setting(asked, equal(asked, 4, 20, 5), 40)
+    few = replace(int8, options=replace(int8.options, codec="topk"))
+    found, dense = run(few), run(int8)
+    seconds, before = found.result["median_seconds"], dense.result["median_seconds"]
+    sent, more = found.result["tx_bytes_per_peer"] / 1e6, dense.result["tx_bytes_per_peer"] / 1e6
+    got = f"{seconds:.2f} s instead of {before:.2f} s (1/{before / seconds:.1f}), {sent:.1f} MB instead of {more:.1f}"
+    return [row_of("sparse", shape(few), found, got, "", "1/8", 8 * seconds <= before)]
+
+
 ROWS: dict[str, Callable[[Asked], list[Row]]] = {
     "even": lambda asked: a_round("even", setting(asked, equal(asked, 4, 200), 100), 200),
     # A quarter of the rate: here the lines are the limit, and not two cores that run four peers and the router.
@@ -341,6 +352,7 @@ ROWS: dict[str, Callable[[Asked], list[Row]]] = {
     "control": control,
     "spot-checked": spot_checked,
     "foreseen": foreseen,
+    "sparse": sparse,
 }
 
 

@@ -42,9 +42,8 @@ BITS_PER_VALUE = {
     "topk": 0.1602,
     "sparse": 0.8281,
 }
-SPARSE = (
-    "sparse"  # of results, and a codec of no contributions: what it leaves out each contributor sends again
-)
+# A codec of results alone: what it leaves out each contributor sends again.
+SPARSE = "sparse"
 
 PeerName = Annotated[str, Meta(max_length=64)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
