@@ -108,8 +108,8 @@ clip = 1.0                # largest gradient norm; lower it if the loss spikes
 precision = "fp32"        # "bf16": products in bf16, on GPUs that have it; parameters stay fp32
 
 [outer]                   # what is done with the merged result of a round
-step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": the same, of few values both ways, an
-                          # eighth of the bytes of int8 or less, for slow lines;
+step = "nesterov"         # Nesterov momentum; "mean": plain averaging; "sparse": the same, of few values both ways, a
+                          # sixteenth of the bytes of int8, for slow lines;
                           # "adamw": each round is a step of AdamW with betas, weight_decay and warmup_steps of
                           # [inner], each of them counted in rounds; costs 4 bytes more for each parameter;
                           # "muon", with batch in [pipeline]: Muon for hidden matrices, the same AdamW for the rest

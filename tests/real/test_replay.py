@@ -12,15 +12,17 @@ from safetensors import safe_open
 pytestmark = pytest.mark.slow
 
 ROUNDS = 21
-CODECS = '[round]\ncodec = "int8"\ngather_codec = "int4"\n'
+DENSE = '[round]\ncodec = "int8"\ngather_codec = "int4"\n'
+SPARSE = 'step = "sparse"\n[round]\n'  # behind [outer]
 
 
 @pytest.mark.hard
 @pytest.mark.forked_peers
-def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage: Any) -> None:
+@pytest.mark.parametrize("terms", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_P1_twenty_versions_of_a_run_are_computed_anew_to_the_same_digests(stage: Any, terms: str) -> None:
     stage.write_run(rounds=ROUNDS, fragments=2, every_rounds=1, sync_every=2)
     run_toml = stage.folder / "run.toml"
-    run_toml.write_text(run_toml.read_text().replace("[round]\n", CODECS))
+    run_toml.write_text(run_toml.read_text().replace("[round]\n", terms))
     stage.coordinate("--exit-when-done")
     place = str(stage.folder / "kept")
     stage.join("ann", "--checkpoints", place, "--archive")

@@ -51,6 +51,11 @@ def test_P7_who_comes_back_with_work_on_samples_of_others_gets_none_of_it_commit
     assert finished_of(range(91228, 91229)) == 1
 
 
+def test_P3_ten_that_need_each_other_do_not_wait_in_different_fragments() -> None:
+    """Some were called for one fragment alone, froze it, and waited for its round; the other had none without them."""
+    assert finished_of(range(95396, 95397)) == 1
+
+
 @pytest.mark.hard
 @pytest.mark.parametrize("piece", pieces(3))
 def test_no_promise_is_broken_where_more_worlds_cross(piece: int) -> None:
