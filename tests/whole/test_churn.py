@@ -38,7 +38,7 @@ def test_P7_with_a_third_killed_in_every_round_every_sample_is_committed_once(
     monkeypatch.setattr(churn, "STEPS", 5)
     monkeypatch.setattr(churn, "CHUNK", 2048)
     monkeypatch.setattr(churn, "CONFIG", churn.GPTConfig(layers=1, width=16, heads=2, context=16))
-    asked = churn.Churn(peers=4, rounds=9, killed=0.5, fragments=fragments)
+    asked = churn.Churn(peers=4, rounds=12, killed=0.5, fragments=fragments)
     out = churn.run(asked)
     leases = out.leases
     assert out.kills >= 6 and len(out.digests) == 1, "all who hold the last version hold the same bits"
