@@ -151,7 +151,8 @@ class Handshake:
         self._me = me
         self._run = run
         self._nonce = b""
-        self._awaits_welcome = False  # a hello is out, also while it knocks again because the answer is slow
+        self._unanswered = 0  # hellos that are out, also while it knocks again because the answer is slow
+        self._session = b""
         self._again_at = 0.0
         self._tries = 0
         self._knocking_since: float | None = None
@@ -172,7 +173,7 @@ class Handshake:
         """Out again (the coordinator is silent, or said so): knock anew, not all peers at the same instant."""
         self.stand = HandshakeState.KNOCKING
         self._tries = 0
-        self._awaits_welcome = False
+        self._unanswered = 0
         self._again_at = now + jitter
 
     def on_timer(self, now: float) -> Knock | None:
@@ -216,7 +217,7 @@ class Handshake:
     def greet(
         self, offer: Offer, version: int, digest: bytes, now: float, kept: SignedHead | None = None
     ) -> Hello:
-        self.stand, self._awaits_welcome = HandshakeState.GREETING, True
+        self.stand, self._unanswered = HandshakeState.GREETING, self._unanswered + 1
         self._again_at = now + self._pause_s  # a door with a crowd before it must not hear everybody twice
         me, attached = self._me, offer.attached
         hello = Hello(
@@ -241,11 +242,15 @@ class Handshake:
         return msgspec.structs.replace(hello, signature=me.sign(hello_part(hello, self._nonce)))
 
     def on_welcome(self, welcome: Welcome) -> bool:
+        """True: a session begins; also while another one has just begun, since a later hello of mine replaced it."""
         # A lower number is a coordinator that another one has replaced: nobody may follow both.
-        if not self._awaits_welcome or welcome.incarnation < self.incarnation:
+        if not self._unanswered or welcome.incarnation < self.incarnation:
             return False
-        self.stand, self._tries, self._awaits_welcome, self.refused = HandshakeState.INSIDE, 0, False, ""
-        self.incarnation = welcome.incarnation
+        self._unanswered -= 1
+        if self.inside and welcome.session == self._session:
+            return False
+        self.stand, self._tries, self.refused = HandshakeState.INSIDE, 0, ""
+        self.incarnation, self._session = welcome.incarnation, welcome.session
         return True
 
     def outdated(self, message: ToDoor) -> list[Effect]:
@@ -269,7 +274,7 @@ class Handshake:
         """True when trying again is pointless."""
         if self.stand == HandshakeState.INSIDE:
             return False  # the answer to an older hello: a newer one was welcome
-        self.stand, self._awaits_welcome = HandshakeState.KNOCKING, False
+        self.stand, self._unanswered = HandshakeState.KNOCKING, 0
         self._again_at = now + max(refuse.retry_after_s, RETRY_S)
         self.refused = refuse.reason
         return refuse.code in FINAL_CODES

@@ -328,11 +328,13 @@ class PeerMachine:
         return [do.ToDoor(self.doorway.greet(offer, version, digest, now, self.seeking.kept))]
 
     def _on_welcome(self, welcome: Welcome, now: float) -> list[do.Effect]:
+        was_inside = self.doorway.inside
         held = self.offer.attached.as_holder_of(welcome.fragments) if self.offer is not None else None
         if self.offer is None or held is None or not self.doorway.on_welcome(welcome):
             return self.doorway.outdated(welcome)
         if self.member.joined is not None:
-            return self._enter(self.member.joined, welcome, now)
+            left = [do.LeaveMembers()] if was_inside else []
+            return [*left, *self._enter(self.member.joined, welcome, now)]
         joined = self._join(replace(self.offer, attached=held))
         with_trainer = joined.exchange.on_attach() if joined.training.attached else []
         return [*joined.begun(), *with_trainer, *self._enter(joined, welcome, now)]

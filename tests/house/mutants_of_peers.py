@@ -17,6 +17,7 @@ from mutant import (
 
 FUSED = ("tests/peer/trainer/test_fused.py",)
 UNMERGED = ("tests/peer/trainer/test_pending_delta.py",)
+HELLOS = ("tests/peer/machine/test_helping.py",)
 POOL = ("tests/peer/test_pool.py", "tests/peer/state/test_side_by_side.py")
 
 ARITHMETIC = (
@@ -498,10 +499,24 @@ STATE = (
         TRAINER,
     ),
     Mutant(
+        "a session that has begun is not begun again",
+        "peer/machine/handshake.py",
+        "if self.inside and welcome.session == self._session:",
+        "if False:",
+        HELLOS,
+    ),
+    Mutant(
+        "of two hellos the later one's session counts",
+        "peer/machine/handshake.py",
+        "HandshakeState.GREETING, self._unanswered + 1",
+        "HandshakeState.GREETING, 1",
+        HELLOS,
+    ),
+    Mutant(
         "nobody follows a coordinator that another one has replaced",
         "peer/machine/handshake.py",
-        "if not self._awaits_welcome or welcome.incarnation < self.incarnation:",
-        "if not self._awaits_welcome:",
+        "if not self._unanswered or welcome.incarnation < self.incarnation:",
+        "if not self._unanswered:",
         ADMISSION,
     ),
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import check_payload, payload_bytes
-from farflung.peer.machine.effects import Assist, Effect, Exit, Note, ToDoor
+from farflung.peer.machine.effects import Assist, Effect, EnterMembers, Exit, LeaveMembers, Note, ToDoor
 from farflung.peer.machine.handshake import EARLY_S, Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.protocol.frames import Kind
@@ -40,9 +42,12 @@ def let_in(machine: PeerMachine, session: bytes, now: float) -> list[Effect]:
     machine.on_door(challenge(MODEL), now)
     if machine.offer is None:
         machine.on_attach(MODEL, "host:1", now)
-    return machine.on_door(
-        Welcome(session=session, incarnation=1, member_port=4000, fragments=(0,), roster=(), whereabouts=b""),
-        now,
+    return machine.on_door(welcome_to(session), now)
+
+
+def welcome_to(session: bytes) -> Welcome:
+    return Welcome(
+        session=session, incarnation=1, member_port=4000, fragments=(0,), roster=(), whereabouts=b""
     )
 
 
@@ -69,6 +74,36 @@ def test_let_in_it_says_that_it_is_ready_for_nothing_and_wants_no_samples() -> N
     [beat] = [each for each in said if isinstance(each, Beat)]
     assert not beat.fragments[0].ready and not beat.want and not beat.samples
     assert not machine.member.training.attached
+
+
+def sessions(effects: list[Effect]) -> list[bytes]:
+    """Of the beats among them, after the connection was made anew."""
+    beats = [each.message for each in effects if isinstance(getattr(each, "message", None), Beat)]
+    return [beat.session for beat in beats]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("answers", [b"aab", b"ab"], ids=["once more", "at once"])
+def test_of_two_hellos_that_were_slow_to_be_answered_the_later_ones_session_counts(answers: bytes) -> None:
+    """The first session had begun when the second hello was heard, which replaced it; nobody was out of contact."""
+    machine = knocking()
+    machine.on_door(challenge(MODEL), 1.0)
+    assert machine.on_attach(MODEL, "host:1", 1.0)
+    for now in (10.0, 30.0)[: len(answers) - 1]:
+        [again] = machine.on_timer(now)
+        assert isinstance(again, ToDoor) and isinstance(again.message, Knock), "the answer is slow"
+        machine.on_door(challenge(MODEL), now)
+    here = b""
+    for answer in (*answers, *b"c"):
+        session = bytes([answer]) * 16
+        effects = machine.on_door(welcome_to(session), 40.0)
+        if answer == ord("c") or session == here:
+            assert effects == [], "every hello is answered, or the session has begun"
+            continue
+        assert sessions(effects) == [session]
+        ways = [type(each) for each in effects if isinstance(each, LeaveMembers | EnterMembers)]
+        assert ways == ([LeaveMembers, EnterMembers] if here else [EnterMembers])
+        assert not any(isinstance(each, Note) for each in effects)
+        here = session
 
 
 def test_P6_let_in_again_it_asks_anew_for_what_was_under_way() -> None:
