@@ -215,9 +215,17 @@ class Rollback:
         """Nobody who is away holds what the run would give up; or too few to matter.  Of a pipeline nobody can."""
         if self._in_stages:
             return True
-        present = [member.peer for member in self._core.members.alive.values() if member.beat is not None]
+        core = self._core
+        here = [member for member in core.members.alive.values() if member.beat is not None]
+        # Who was cut off together comes back together: the first one, who may well have done most of the work, is given
+        # time to be followed by the rest.
+        back_s = AWAIT_DEAD * core.members.liveness.dead_after_s
+        all_here = [member.peer for member in here]
+        settled = [member.peer for member in here if core.now - member.place.since >= back_s]
         pairs = zip(self._drivers, versions, strict=True)
-        return all(are_accounted_for(each.book.holders, version, present) for each, version in pairs)
+        return all(
+            are_accounted_for(each.book.holders, version, all_here, settled) for each, version in pairs
+        )
 
     def is_lost(self, driver: RoundDriver) -> bool:
         """Nobody holds its newest version, and it is not just being applied."""
@@ -351,15 +359,23 @@ class Rollback:
         )
 
 
-def are_accounted_for(holders: Mapping[str, HolderMark], version: int, present: Sequence[str]) -> bool:
+def are_accounted_for(
+    holders: Mapping[str, HolderMark],
+    version: int,
+    present: Sequence[str],
+    settled: Sequence[str],
+) -> bool:
     """May the run go back to this version, held by somebody who is here, while nobody here holds more?
 
     Yes, if nobody who is away can hold more; or if of those who can, by their committed tokens, more than half are here
-    (and hold no more).  Who never brought anything has no say, however many they are.
+    (and hold no more), and have been for a while (`settled`).  Who never brought anything has no say, however many they
+    are.
     """
     can = {peer: holder.tokens for peer, holder in holders.items() if holder.reached > version}
-    here = can.keys() & set(present)
-    return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())
+    if can.keys() <= set(present):
+        return True
+    long_here = can.keys() & set(settled)
+    return 2 * sum(can[peer] for peer in long_here) > sum(can.values())
 
 
 # ---- rollback orders ---------------------------------------------------------------------------------------

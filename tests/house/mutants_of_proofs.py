@@ -398,9 +398,16 @@ ERAS = (
     Mutant(
         "P20 the newest held state may be away with who said no good-bye",
         "coordinator/recovery/recovery.py",
-        "return can.keys() == here or 2 * sum(can[peer] for peer in here) > sum(can.values())",
+        "return 2 * sum(can[peer] for peer in long_here) > sum(can.values())",
         "return True",
         OLDER_ERAS,
+    ),
+    Mutant(
+        "P20 who came back first is given time to be followed",
+        "coordinator/recovery/recovery.py",
+        "if core.now - member.place.since >= back_s]",
+        "]",
+        ("tests/coordinator/recovery/test_rollback.py",),
     ),
     Mutant(
         "P20 whoever brought nothing has no say in going back",

@@ -56,6 +56,11 @@ def test_P3_ten_that_need_each_other_do_not_wait_in_different_fragments() -> Non
     assert finished_of(range(95396, 95397)) == 1
 
 
+def test_P20_the_first_that_is_back_does_not_give_up_what_the_next_one_holds() -> None:
+    """It had more than half of all tokens, and the run went back half a second before the other one came."""
+    assert finished_of(range(98110, 98111)) == 1
+
+
 @pytest.mark.hard
 @pytest.mark.parametrize("piece", pieces(3))
 def test_no_promise_is_broken_where_more_worlds_cross(piece: int) -> None:

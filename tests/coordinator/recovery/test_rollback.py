@@ -311,6 +311,8 @@ def test_most_of_those_by_committed_tokens_are_here_and_hold_no_more() -> None:
     run.holds("ann", 4)
     assert not run.goes_back_within(3 * PATIENCE_S), "one of three"
     run.holds("bob", -1)
+    soon_s = 2 * run.core.members.liveness.dead_after_s
+    assert not run.goes_back_within(soon_s - 1.0), "who was cut off with it may be about to follow"
     assert run.goes_back_within(2.0) and run.versions == [4], "two of three"
 
 
