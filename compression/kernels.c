@@ -5,8 +5,8 @@
    Called by: native.py, which has it compiled, and uses it only where it gives the bytes of the plain path.
    Must not know: Python, headers of payloads, threads.  No memory is taken here and nothing is kept between calls.
 
-   Exactness follows from the rules in plain_blocks.py.  Each floating point operation below rounds once: the flags in
-   native_build.py forbid fused operations and any other order.  Maxima are taken over bits, where NaN and infinity
+   Exactness follows from the rules in plain_codecs.py.  Each floating point operation below rounds once: the flags in
+   native.py forbid fused operations and any other order.  Maxima are taken over bits, where NaN and infinity
    are the largest.  Loops have fixed lengths and no branches, so that a compiler turns them into vector code.
 
    Steps and codes lie in a frame, at any address, so they are moved as bytes.  `elements` may end inside a block:
@@ -77,7 +77,7 @@ static int steps_are_valid(const uint8_t *steps, int64_t blocks, float largest_l
     return !wrong;
 }
 
-/* The root mean square of 64 values; the sum is added half to half, as in plain_blocks.py. */
+/* The root mean square of 64 values; the sum is added half to half, as in plain_codecs.py. */
 static inline float rms_of_64(const float *values, float peak, float count) {
     float scale = value_of(bits_of(peak) & INFINITE);
     scale = scale < 0x1p-126f ? 0x1p-126f : scale > 0x1p126f ? 0x1p126f : scale;
@@ -207,8 +207,9 @@ static inline void int2_restore(float step, const uint8_t *packed, float *out) {
 #define TAKEN 64
 #define TOPK_LOW 6
 
-/* Places as plain_blocks.py writes them: the lowest bits of each, then bit i + the rest of place i. */
+/* Places as plain_codecs.py writes them: the lowest bits of each, then bit i + the rest of place i. */
 #define PLACES_BYTES(COUNT, LOW) (((COUNT) * (LOW) + (COUNT) + (ROW >> (LOW))) / 8)
+#define TOPK_PLACES PLACES_BYTES(TAKEN, TOPK_LOW)
 
 static inline void put_places(const int32_t *places, int count, int low, uint8_t *packed) {
     memset(packed, 0, (size_t)PLACES_BYTES(count, low));
@@ -309,7 +310,7 @@ static float topk_step(const float *values, int filled, int32_t peak, uint8_t *p
         taken[k] = k < repeated ? first : places[there++];
     }
     put_places(taken, TAKEN, TOPK_LOW, packed);
-    packed += PLACES_BYTES(TAKEN, TOPK_LOW);
+    packed += TOPK_PLACES;
     memset(packed, 0, TAKEN / 4);
     for (int k = 0; k < TAKEN; k++) {
         int code = (fabsf(values[taken[k]]) >= border) + 2 * (values[taken[k]] <= -0x1p-126f);
@@ -323,7 +324,7 @@ static inline void topk_codes(const float *values, float step, uint8_t *packed) 
 }
 
 static inline int topk_code(const uint8_t *packed, int k) {
-    return packed[PLACES_BYTES(TAKEN, TOPK_LOW) + k % 16] >> k / 16 * 2 & 3;
+    return packed[TOPK_PLACES + k % 16] >> k / 16 * 2 & 3;
 }
 
 static void topk_restore(float step, const uint8_t *packed, float *out) {
@@ -336,7 +337,7 @@ static void topk_restore(float step, const uint8_t *packed, float *out) {
 
 /* A place may come again, but with its own value. */
 static int topk_codes_are_valid(const uint8_t *codes, int64_t blocks) {
-    for (int64_t row = 0; row < blocks; row++, codes += 80) {
+    for (int64_t row = 0; row < blocks; row++, codes += TOPK_PLACES + TAKEN / 4) {
         int32_t places[TAKEN];
         if (!places_are_valid(codes, TAKEN, TOPK_LOW, places)) return 0;
         for (int k = 1; k < TAKEN; k++)
