@@ -2,14 +2,15 @@
 
 Part of the guidance.  Each peer says in its beats what its model computed from made-up input at a version, which is one
 state of the weights: see peer/checks/forward_check.py.  It is its word alone, so that nothing follows but words: for
-its owner, for the host and in the record.  The smaller group is named; of two as large, the one without the oldest
-member that was not named before.
+its owner, for the host and in the record.  The smaller group is named; of two as large, the one that was named before,
+then the one from which more differed when they were named, then the one without the oldest member.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from farflung.protocol.round_words import Forward
@@ -28,18 +29,20 @@ class Alike:
         self._era = 0
         self._said: dict[str, tuple[bytes, Forward]] = {}  # peer -> its process, and what that said last
         self._odd: dict[str, str] = {}  # peer -> how it differs
+        self._from: dict[str, str] = {}  # peer -> from whom it differed when it was named last
 
     def hear(self, peer: str, process: bytes, said: Forward | None, era: int) -> None:
         """`era`: of the run, in which the peer said so."""
         if era != self._era:  # the same version has other weights
-            self._era, self._said, self._odd = era, {}, {}
+            self._era, self._said, self._odd, self._from = era, {}, {}, {}
         if said is None or self._said.get(peer) == (process, said):
             return
-        for kept in (self._said, self._odd):
+        for kept in (self._said, self._odd, self._from):
             for gone in [each for each in kept if self._joined_no(each) is None]:
                 del kept[gone]
         if process != self._said.get(peer, (b"", said))[0]:
             self._odd.pop(peer, None)
+            self._from = {each: other for each, other in self._from.items() if peer not in (each, other)}
         self._said[peer] = process, said
         self._compare(peer, said)
 
@@ -50,8 +53,10 @@ class Alike:
     def _compare(self, said_by: str, said: Forward) -> None:
         alike = {p: f for p, (_, f) in self._said.items() if (f.version, f.form) == (said.version, said.form)}
         oldest = heapq.nsmallest(COMPARED, alike, key=lambda peer: self._joined_no(peer) or 0)
-        # Of two groups as large, those that were not named before: not everybody speaks of each version.
-        order = sorted(dict.fromkeys([*oldest, said_by]), key=lambda peer: peer in self._odd)
+        # Of two groups as large, those that were not named before, and from whom fewer differed: not everybody speaks
+        # of each version, so that the one that differs from all is met by each of them alone.
+        met = Counter(self._from.values())
+        order = sorted(dict.fromkeys([*oldest, said_by]), key=lambda peer: (peer in self._odd, met[peer]))
         first = _first_of_most(alike, order)
         away_by = {peer: distance(alike[first], alike[peer]) for peer in order}
         if first in self._odd and not any(away_by.values()):
@@ -60,6 +65,7 @@ class Alike:
             if away is None:
                 self._odd.pop(peer, None)
             elif peer not in self._odd:
+                self._from[peer] = first
                 self._odd[peer] = (
                     f"its model computes something else than that of {self._name(first)}: with the weights of version "
                     f"{said.version} the same input gives results that differ by {min(away, 9.99):.0%}; compare the "

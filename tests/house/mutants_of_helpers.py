@@ -83,8 +83,15 @@ HELPERS = (
     Mutant(
         "of two groups as large the one that was named stays named",
         "coordinator/court/alike.py",
+        "key=lambda peer: (peer in self._odd, met[peer]))",
+        "key=lambda peer: met[peer])",
+        ALIKE,
+    ),
+    Mutant(
+        "of two, the one from which others differ, too, is named",
+        "coordinator/court/alike.py",
+        "key=lambda peer: (peer in self._odd, met[peer]))",
         "key=lambda peer: peer in self._odd)",
-        "key=lambda peer: 0)",
         ALIKE,
     ),
     Mutant(

@@ -121,3 +121,37 @@ def test_a_peer_that_was_named_stays_so_while_the_others_have_not_spoken_of_a_ve
     assert room.advice(bob, says(4.0, version=1))
     assert not room.advice(cid, says(1.0, version=1)), "ann, who was here first, has said nothing yet"
     assert room.advice(bob, says(4.0, version=1))
+
+
+@pytest.mark.parametrize("of_first_version", [("bob", "ann"), ("bob", "ann", "cid")])
+def test_the_one_that_differs_from_two_is_named_though_it_came_first_and_meets_each_of_them_alone(
+    of_first_version: tuple[str, ...],
+) -> None:
+    """Not everybody speaks of each version."""
+    guests = {"bob": Guest(1), "cid": Guest(2), "ann": Guest(3)}
+    room = Room(*guests.values())
+
+    def says_of(who: str, version: int) -> str:
+        return room.advice(guests[who], says(4.0 if who == "bob" else 1.0, version=version))
+
+    assert [bool(says_of(who, 0)) for who in of_first_version[:2]] == [False, True], "of two the later one"
+    says_of("bob", 1)
+    for who in of_first_version[2:]:
+        assert not says_of(who, 0), "ann is no longer named"
+    assert not says_of("cid", 1), "bob has differed from ann, too"
+    assert says_of("bob", 1)
+    assert not says_of("ann", 1)
+
+
+def test_a_process_that_began_again_is_blamed_for_nothing_that_the_last_one_computed() -> None:
+    ann, bob, cid = Guest(1), Guest(2), Guest(3)
+    room = Room(ann, bob)
+    room.advice(ann, says(4.0))
+    assert room.advice(bob, says(1.0)), "of two the later one, which is the right one here"
+    room.says(ann, m.Leave(session=ann.session, seq=99, reason=""))
+    ann.restarts = 1
+    room.let_in(ann)
+    assert not room.advice(ann, says(1.0, version=1))
+    room.let_in(cid)
+    assert room.advice(cid, says(4.0, version=1))
+    assert not room.advice(ann, says(1.0, version=1))
