@@ -29,6 +29,7 @@ from farflung.console.operator_commands import refuse_beside, refuse_without
 from farflung.console.phonebook_commands import BOOK_HELP
 from farflung.console.phonebook_commands import app as phonebook_app
 from farflung.console.publish_command import app as publish_app
+from farflung.console.simulate_command import app as simulate_app
 from farflung.peer.settings import (
     METRICS_HELP,
     SETTINGS,
@@ -60,6 +61,7 @@ app.add_typer(data_app, name="data", rich_help_panel="Host a run")
 app.add_typer(operator_app)
 app.add_typer(publish_app)
 app.add_typer(generate_app)
+app.add_typer(simulate_app)
 app.add_typer(phonebook_app)
 
 Given = Mapping[str, object]  # by the names of the settings; None or False where nothing was said

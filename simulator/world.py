@@ -111,6 +111,7 @@ def _batch_trainer(scenario: Scenario) -> Callable[..., VirtualTrainer]:
 
 class World:
     trainer_class: type[VirtualTrainer] = VirtualTrainer
+    tick_s = TICK_S
 
     def __init__(self, seed: int, scenario: Scenario, machine: type[PeerMachine] = PeerMachine) -> None:
         self.seed, self.scenario = seed, scenario
@@ -238,7 +239,7 @@ class World:
             self._carry_out(machine, self.between.on_tick(machine, self.now))
         if self.coordinator is machine:
             self._carry_out(machine, machine.on_timer(self.now))
-            self.after(TICK_S, lambda: self._tick(machine))
+            self.after(self.tick_s, lambda: self._tick(machine))
 
     def _carry_out(self, machine: RunMachine, effects: list[Effect]) -> None:
         for effect in effects:
@@ -389,7 +390,7 @@ class World:
         if peer.alive and not peer.exit_code:
             self.between.tell(peer, self.now)
             peer.carry_out(peer.machine.on_timer(self.now))
-            self.after(TICK_S, lambda: self._peer_tick(peer))
+            self.after(self.tick_s, lambda: self._peer_tick(peer))
 
     def _local_delay(self, what: str) -> float:
         return self.random.uniform(*LOCAL_DELAYS_S[what])

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from plot import draw
 from tiny_gpt import GPTConfig, build, evaluate
 from torch import Tensor
 
 from farflung.collectives.round.effects import Seal
 from farflung.compression.codec import codec_named
+from farflung.console.history.curves import draw
 from farflung.coordinator.ledger.leases import Leases
 from farflung.coordinator.ledger.records import CommittedRound, Opened, Record
 from farflung.optim.schedule import ScheduleRules

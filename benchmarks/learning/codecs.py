@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import torch
-from plot import draw
 from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 from farflung.collectives.round.effects import Merge, Roll
 from farflung.compression.codec import codec_named, codec_names
+from farflung.console.history.curves import draw
 from farflung.optim.outer import Nesterov
 from farflung.peer.builtin.corpus import ByteWindows, load_corpus
 from farflung.peer.data.sample_source import permuted_range

@@ -24,9 +24,9 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent)]
 from pages import write_between
-from plot import draw
 from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
+from farflung.console.history.curves import draw
 from farflung.optim.outer import advance, orthogonal
 from farflung.optim.recipes import outer_of
 from farflung.peer.builtin.corpus import load_corpus

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import torch
 from learning_lab import LearningWorld, Row, Setting, synchronous
-from plot import draw
 
+from farflung.console.history.curves import draw
 from farflung.optim.inner import WORDS
 from farflung.protocol.errors import UserError
 

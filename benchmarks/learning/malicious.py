@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from plot import draw
 from tiny_gpt import GPTConfig, TinyGPT, build, evaluate
 
 from farflung.collectives.round.effects import DataEffect, Merge, Roll, SendFrame, Weigh
 from farflung.collectives.round.member import MemberRound
 from farflung.compression.codec import codec_named
+from farflung.console.history.curves import draw
 from farflung.coordinator.ledger.ledger import FragmentBook
 from farflung.coordinator.rounds import shares
 from farflung.coordinator.rounds.round import Round

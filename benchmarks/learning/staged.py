@@ -33,9 +33,9 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tests")]  # rig/ is what both share
 from pages import write_between
-from plot import draw
 from tiny_gpt import GPTConfig, next_byte_loss, untied_parts
 
+from farflung.console.history.curves import draw
 from farflung.optim.outer import advance
 from farflung.optim.recipes import outer_of
 from farflung.optim.schedule import rules_of

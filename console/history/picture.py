@@ -114,12 +114,12 @@ SHARPNESS = 2  # pixels of the PNG for each of the drawing
 def write_picture(drawn: str, path: Path) -> None:
     kind = path.suffix.lower()
     if kind not in (".svg", ".png"):
-        raise UserError(f"--out {path}: a picture's name ends with .svg or .png")
+        raise UserError(f"{path}: a picture's name ends with .svg or .png")
     content = drawn.encode() if kind == ".svg" else _png(drawn)
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise UserError(f"--out {path}: cannot write: {error.strerror}") from error
+        raise UserError(f"{path}: cannot write: {error.strerror}") from error
 
 
 def _png(drawn: str) -> bytes:
@@ -127,12 +127,12 @@ def _png(drawn: str) -> bytes:
         resvg: Any = importlib.import_module("resvg_py")
     except ImportError as error:
         raise UserError(
-            f"PNG needs the package resvg-py: pip install resvg-py; or --out with .svg   ({error})"
+            f"PNG needs the package resvg-py: pip install resvg-py; or a name with .svg   ({error})"
         ) from error
     empty, words = Sheet(40, 20), Sheet(40, 20)
     words.words(5, 15, "words")
     if resvg.svg_to_bytes(svg_string=words.text()) == resvg.svg_to_bytes(svg_string=empty.text()):
         raise UserError(
-            "PNG needs a font, and none that is known is installed (apt install fonts-dejavu-core); or --out with .svg"
+            "PNG needs a font, and none that is known is installed (apt install fonts-dejavu-core); or a name with .svg"
         )
     return bytes(resvg.svg_to_bytes(svg_string=drawn, zoom=SHARPNESS))

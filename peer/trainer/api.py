@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -248,6 +249,8 @@ def connect(
 
     `agree`: the script may be one of several ranks, which all call this; what they find out about each other first.
     """
+    if (connected := CONNECTED.get()) is not None:
+        return connected()
     mistakes_in_one_line()
     failpoints.arm(os.environ)
     if agree is None:
@@ -259,6 +262,10 @@ def connect(
         connection = Connection(agent, Manifest.from_canonical(begin.manifest), begin.name, ranks)
         undo.pop_all()
     return connection
+
+
+# In a thread whose script takes part in a simulated run (farflung simulate): its way into that one, without an agent.
+CONNECTED: ContextVar[Callable[[], Connection] | None] = ContextVar("CONNECTED", default=None)
 
 
 def _nothing(_: Island) -> None:

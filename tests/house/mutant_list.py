@@ -15,6 +15,7 @@ from mutants_of_helpers import HELPERS
 from mutants_of_islands import ISLANDS
 from mutants_of_joiners import JOINERS
 from mutants_of_keeping import KEEPING
+from mutants_of_laboratory import LABORATORY
 from mutants_of_lines import LINES
 from mutants_of_meshes import MESHES
 from mutants_of_pace import PACE
@@ -58,4 +59,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *EVALUATION,
     *PACE,
     *SPARSE,
+    *LABORATORY,
 )

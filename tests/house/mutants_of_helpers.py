@@ -90,8 +90,8 @@ HELPERS = (
     Mutant(
         "of two, the one from which others differ, too, is named",
         "coordinator/court/alike.py",
-        "key=lambda peer: (peer in self._odd, met[peer]))",
-        "key=lambda peer: peer in self._odd)",
+        "met = Counter(self._from.values())",
+        "met = Counter[str]()",
         ALIKE,
     ),
     Mutant(

@@ -295,6 +295,18 @@ ROOMS: dict[str, Room] = {
             *PROTOCOL,
         )
     ),
+    "simulator/laboratory": Room(
+        (
+            "simulator",
+            "coordinator/ledger",
+            "peer/local",
+            "peer/machine",
+            "peer/trainer",
+            "collectives/round",
+            "compression",
+            "protocol",
+        )
+    ),
     # Goes with the mode.
     "simulator/batches": Room(
         (
@@ -375,6 +387,7 @@ ROOMS: dict[str, Room] = {
             "peer/line",
             "peer/local",
             "checkpoints",
+            "simulator/laboratory",
             *PROTOCOL,
         )
     ),

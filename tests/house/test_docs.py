@@ -24,6 +24,7 @@ from farflung import __version__
 from farflung.console.main import app
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import exit_codes
+from farflung.simulator.laboratory.places import places_in
 from rig.waiting import LONG_S
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -419,8 +420,9 @@ def test_code_compiles(page: Path) -> None:
 def test_examples_are_short_and_their_runs_are_valid() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path
-    for path in (ROOT / "examples").glob("*.toml"):
+    for path in (ROOT / "examples").glob("*_run.toml"):
         Manifest.from_toml(path.read_text(encoding="utf-8"), path.name)
+    assert len(places_in(ROOT / "examples/home_lines.toml")) == 8
 
 
 def test_an_example_that_lacks_something_says_so_and_is_not_started_again() -> None:
@@ -457,6 +459,7 @@ def words_of_tests() -> set[str]:
         for name in (
             "checkpoints/test_store.py",
             "console/test_audit.py",
+            "console/test_simulate.py",
             "coordinator/run/test_operator_orders.py",
             "peer/adapters/test_publish.py",
         )

@@ -1,11 +1,22 @@
-"""Curves as an SVG file: what the experiments draw, on the sheet that `farflung export --plot` draws on."""
+"""Curves as one picture: what `farflung simulate --plot` and the experiments draw."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from farflung.console.history.picture import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, Chart, Sheet
+from farflung.console.history.picture import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    SKY,
+    Chart,
+    Sheet,
+    write_picture,
+)
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 60, 250, 36, 44
 COLOURS = (INK, BLUE, ORANGE, GREEN, PINK, SKY, GREY)
@@ -30,4 +41,4 @@ def draw(path: Path, title: str, x_name: str, curves: Mapping[str, Points]) -> N
         sheet.words(
             WIDTH - RIGHT + 12, TOP + 6 + 16 * number, f"{name}: {points[-1][1]:.3f}", 12, fill=colour
         )
-    path.write_text(sheet.text(), encoding="utf-8")
+    write_picture(sheet.text(), path)

@@ -1,0 +1,79 @@
+"""What `farflung simulate` foresees, beside the real program over the lab's lines: seconds and bytes of a round.
+
+    python benchmarks/predicted.py [WORLD ...] [--rounds 3]
+
+Each world is one run of the real program in network namespaces (docs/lab.md) and one in virtual time, with equal
+run.toml, model size and lines; medians over the rounds after the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from dataclasses import replace
+
+import torch
+from torch import nn
+from wan import RTT_MS, Asked, Setting, equal, run, setting
+
+from farflung.peer.trainer.api import connect
+from farflung.protocol.manifest import Manifest
+from farflung.simulator.laboratory.laboratory import Laboratory, SimulatedRun
+from farflung.simulator.laboratory.places import ReplicaPlace
+
+STEP_S = 0.001  # the lab's trainers have no model: their values stand ready
+
+
+def worlds(asked: Asked) -> dict[str, Setting]:
+    home = setting(asked, equal(asked, 4, 20, 5), 40)
+    return {
+        "20/5, int8": home,
+        "20/5, sparse": replace(home, options=replace(home.options, codec="topk")),
+        "50/50, int8": setting(asked, equal(asked, 4, 50), 100),
+    }
+
+
+def script() -> None:
+    connection = connect()
+    shape = connection.manifest.model
+    table = nn.ParameterDict({"synthetic": nn.Parameter(torch.zeros(shape.context, shape.width))})
+    with connection.join(table, torch.optim.SGD(table.parameters(), lr=1.0)) as joined:
+        while not joined.finished:
+            table["synthetic"].grad = torch.randn(shape.context, shape.width) * 1e-3
+            joined.step(tokens=1)
+
+
+def foreseen(of: Setting) -> SimulatedRun:
+    manifest: Manifest = of.manifest
+    each_step = manifest.round.model_copy(update={"sync_every": 1, "period_s": 0.0})
+    manifest = manifest.model_copy(update={"round": each_step})
+    places = [
+        ReplicaPlace(
+            step_s=STEP_S, up=f"{spec.up_mbit} Mbit/s", down=f"{spec.down_mbit} Mbit/s", delay_ms=RTT_MS / 4
+        )
+        for spec in of.hosts
+    ]
+    return Laboratory(manifest, script, places, lambda _: None).learn()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("worlds", nargs="*", help="left out: all")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"{'world':16} {'seconds':>9} {'foreseen':>9} {'':>7} {'MB/peer':>9} {'foreseen':>9}")
+    for name, of in worlds(Asked(asked.rounds, None, None, "", False, "int8")).items():
+        if asked.worlds and name not in asked.worlds:
+            continue
+        real, done = run(of).result, foreseen(of).rounds
+        seconds = statistics.median(b.at_s - a.at_s - STEP_S for a, b in itertools.pairwise(done))
+        sent = statistics.median(each.sent_bytes for each in done[1:]) / 1e6
+        measured, sent_really = real["median_seconds"], real["tx_bytes_per_peer"] / 1e6
+        times = f"{measured:9.2f} {seconds:9.2f} {seconds / measured - 1:+7.1%}"
+        print(f"{name:16} {times} {sent_really:9.2f} {sent:9.2f} {sent / sent_really - 1:+7.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

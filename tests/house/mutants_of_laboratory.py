@@ -1,0 +1,40 @@
+"""Of simulated runs: time passes where it passes on a real line, and a simulation is the same each time."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+REPLICA, WORLD = "simulator/laboratory/replica.py", "simulator/laboratory/laboratory.py"
+OF_RUNS = ("tests/whole/test_laboratory.py",)
+
+LABORATORY = (
+    Mutant(
+        "a replica is woken by what it waits for, and by that alone",
+        REPLICA,
+        "if self._waits == waits:  # nothing else has woken it",
+        "if True:",
+        OF_RUNS,
+    ),
+    Mutant("each replica has random numbers of its own", REPLICA, "torch.manual_seed(seed)", "pass", OF_RUNS),
+    Mutant(
+        "what was sent before leaves first",
+        "simulator/laboratory/places.py",
+        "self._free_s = max(self._free_s, now) + size / self.bytes_per_s",
+        "self._free_s = now + size / self.bytes_per_s",
+        OF_RUNS,
+    ),
+    Mutant(
+        "a killed peer comes back",
+        WORLD,
+        "self._at(comes_s, self.start_peer, number)",
+        "self._to_come -= 1",
+        OF_RUNS,
+    ),
+    Mutant(
+        "what is under way is not asked for again",
+        WORLD,
+        "peer.member.on_lines(set(), arriving, self.now)",
+        "peer.member.on_lines(set(), set(), self.now)",
+        OF_RUNS,
+    ),
+)

@@ -1,0 +1,245 @@
+"""`farflung simulate`: scripts as replicas of a run in virtual time, on the machines and arithmetic of production."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import farflung
+from farflung.protocol.errors import UserError
+from farflung.protocol.manifest import Manifest
+from farflung.simulator.laboratory.laboratory import Laboratory, SimulatedRun
+from farflung.simulator.laboratory.places import ReplicaPlace, places_in
+from farflung.simulator.laboratory.replica import ScriptFailed
+from rig import parity_script as parity
+
+RUN = """
+[run]
+name = "lab"
+min_peers = 2
+rounds = {rounds}
+[model]
+kind = ""
+[data]
+source = ""
+batch = 8
+lease_samples = 80
+[outer]
+lr = 0.7
+momentum = 0.9
+[merge]
+policy = "mean"
+[round]
+sync_every = 10
+codec = "{codec}"
+gather_codec = "{codec}"
+chunk_kb = 16
+"""
+
+
+def manifest(rounds: int = 4, codec: str = "int8") -> Manifest:
+    return Manifest.from_toml(RUN.format(rounds=rounds, codec=codec), "lab")
+
+
+def simulated(
+    script: Callable[[], None], places: list[ReplicaPlace], of: Manifest | None = None
+) -> SimulatedRun:
+    return Laboratory(of or manifest(), script, places, lambda done: None).learn()
+
+
+def plain(model: nn.Module | None = None, size: int = 8) -> None:
+    torch.manual_seed(0)
+    model = model or nn.Linear(size, size)
+    with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        for rows in run.batches(torch.ones(8000, size) / size):
+            loss = model(rows).square().mean()
+            loss.backward()
+            run.step(loss)
+
+
+# Muon's products are in bf16: a last bit of a mean becomes more.
+@pytest.mark.parametrize(("word", "within"), [("adamw", 1e-5), ("muon", 1e-3)])
+def test_replicas_end_where_a_plain_loop_ends(word: str, within: float) -> None:
+    """DiLoCo, written down: AdamW or Muon inside, Nesterov's momentum on the mean of what the replicas changed."""
+    read: list[list[tuple[int, Tensor]]] = []
+    ends: list[list[Tensor]] = []
+
+    def script() -> None:
+        net, mine = parity.model(), list[tuple[int, Tensor]]()
+        read.append(mine)
+        with farflung.join(None, net, parity.inner(net, word)) as run:
+            for rows in run.batches(parity.Rows()):
+                mine.append((run.version, rows))
+                run.step(parity.gradient(net, rows))
+            ends.append(run.evaluate(lambda: [p.clone() for p in net.parameters()]))
+
+    of = manifest(rounds=3, codec="fp32")
+    simulated(script, [ReplicaPlace()] * 2, of)
+    nets = [parity.model() for _ in read]
+    inner = [parity.inner(net, word) for net in nets]
+    anchor = [p.detach().clone() for p in nets[0].parameters()]
+    momentum = [torch.zeros_like(p) for p in anchor]
+    for version in range(of.run.rounds):
+        steps = dict.fromkeys(nets, 0)
+        for net, optimizer, rows_of in zip(nets, inner, read, strict=True):
+            for rows in [rows for at, rows in rows_of if at == version]:
+                steps[net] += 1
+                parity.gradient(net, rows)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for place, (value, m) in enumerate(zip(anchor, momentum, strict=True)):
+                changed = [steps[net] * (value - [*net.parameters()][place]) for net in nets]
+                merged = (changed[0] + changed[1]) / sum(steps.values())
+                m.mul_(0.9).add_(merged)
+                value.sub_((merged + m * 0.9) * 0.7)
+                for net in nets:
+                    [*net.parameters()][place].copy_(value)
+    assert len(ends) == 2
+    for end in ends:
+        for found, value in zip(end, anchor, strict=True):
+            torch.testing.assert_close(found, value, rtol=within, atol=within)
+
+
+def test_a_simulation_gives_the_same_numbers_each_time_with_random_numbers_of_every_kind() -> None:
+    def script() -> None:
+        plain(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)))
+
+    def drawing() -> None:
+        drawn.append((random.random(), float(torch.rand(1))))
+        script()
+
+    drawn: list[tuple[float, float]] = []
+    first = simulated(drawing, [ReplicaPlace()] * 3)
+    random.seed(99)
+    torch.manual_seed(99)
+    again = simulated(drawing, [ReplicaPlace()] * 3)
+    assert first == again
+    assert drawn[:3] == drawn[3:] and len(set(drawn[:3])) == 3, "each replica has numbers of its own"
+
+
+@pytest.mark.parametrize("mbit", [1.0, 0.05])
+def test_a_round_takes_as_long_as_the_line_needs_for_its_bytes(mbit: float) -> None:
+    """Two peers: a contribution and a result of half of the values each, one after the other or nearly so."""
+    values = 256 * 256
+    outcome = simulated(
+        lambda: plain(size=256), [ReplicaPlace(up=f"{mbit} Mbit/s", delay_ms=50)] * 2, manifest(codec="fp32")
+    )
+    spans = [b.at_s - a.at_s - 10 for a, b in zip(outcome.rounds[:-1], outcome.rounds[1:], strict=True)]
+    ideal_s = 2 * 4 * values / 2 * 8 / 1e6 / mbit
+    assert all(ideal_s <= each <= 1.4 * ideal_s for each in spans), (spans, ideal_s)
+    sent = outcome.rounds[-1].sent_bytes
+    assert 4 * values <= sent <= 1.15 * 4 * values
+    fast = simulated(lambda: plain(size=256), [ReplicaPlace(delay_ms=50)] * 2, manifest(codec="fp32"))
+    assert fast.seconds < outcome.seconds - 2 * ideal_s and fast.waited < outcome.waited
+
+
+def test_a_peer_that_is_away_is_missed_for_as_long_and_comes_back() -> None:
+    away = ReplicaPlace(away_s=((25.0, 65.0),))
+    outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), away], manifest(rounds=12))
+    included = [each.included for each in outcome.rounds]
+    assert outcome.version == 12 and included[0] == 3 and included[-1] == 3 and 2 in included
+
+
+def test_a_slow_peer_brings_what_it_has() -> None:
+    outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), ReplicaPlace(step_s=3.0)], manifest(rounds=8))
+    assert all(each.included == 3 for each in outcome.rounds[1:])
+    assert outcome.rounds[-1].steps < 30
+    assert outcome.seconds < 1.3 * 8 * 10
+
+
+def test_what_a_script_logs_and_evaluates_is_told_with_the_version() -> None:
+    def script() -> None:
+        model = nn.Linear(8, 8)
+        with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+            for rows in run.batches(torch.ones(8000, 8)):
+                run.step(model(rows).square().mean())
+            run.log("end", run.evaluate(lambda: run.version))
+
+    outcome = simulated(script, [ReplicaPlace()] * 2)
+    assert outcome.figures[-1] == (4, "end", 4.0)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_script_that_fails_ends_the_simulation_with_its_own_error(number: int) -> None:
+    started: list[int] = []
+
+    def script() -> None:
+        mine = len(started)
+        started.append(mine)
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+            for count, rows in enumerate(run.batches(torch.ones(8000, 8))):
+                run.step(model(rows).square().mean())
+                if mine == number and count == 12:
+                    raise ZeroDivisionError("of the script")
+
+    with pytest.raises(ScriptFailed) as failed:
+        simulated(script, [ReplicaPlace()] * 2)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+
+
+def test_a_run_that_can_never_go_on_is_told_so() -> None:
+    started: list[None] = []
+
+    def script() -> None:
+        started.append(None)
+        if len(started) == 2:
+            return
+        plain()
+
+    with pytest.raises(UserError, match="the run stands still since .* of its time, at version 0: "):
+        simulated(script, [ReplicaPlace()] * 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "peers", "told"),
+    [
+        (lambda: None, {}, 2, "without farflung.join"),
+        (plain, {}, 1, r"min_peers is 2, and there are 1 peers"),
+        (plain, {"pipeline": {"batch": 8, "micro": 4}}, 2, r"\[pipeline\] batch"),
+    ],
+)
+def test_what_cannot_be_simulated_is_told_at_once(
+    script: Callable[[], None], changes: dict[str, Any], peers: int, told: str
+) -> None:
+    of = Manifest.model_validate(manifest().model_dump() | changes) if changes else manifest()
+    with pytest.raises(UserError, match=told):
+        simulated(script, [ReplicaPlace()] * peers, of)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "peers"),
+        ("[[peers]]\nup = '5'", "has no unit"),
+        ("[[peers]]\nup = '5 Mbit/s 08:00-18:00'", "without hours"),
+        ("[[peers]]\nstep_s = 0", "step_s"),
+        ("[[peers]]\nspeed = 1", "speed"),
+        ("[[peers]]\ncount = 200\n[[peers]]\ncount = 200", "at most 256"),
+        ("[[peers]]\naway_s = [[5, 4]]", "follow each other"),
+        ("[[peers]", "line 1"),
+    ],
+)
+def test_a_mistake_in_the_file_of_lines_is_told_with_its_name(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "home.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=told) as refused:
+        places_in(path)
+    assert str(path) in str(refused.value)
+
+
+def test_each_peer_of_the_file_has_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "home.toml"
+    path.write_text(
+        "[[peers]]\ncount = 2\nup = '5 Mbit/s'\n[[peers]]\nstep_s = 2.5\naway_s = [[1, 2], [3, 4]]\n"
+    )
+    fast, _, slow = places_in(path)
+    assert (fast.up, fast.step_s, slow.step_s, slow.away_s) == ("5 Mbit/s", 1.0, 2.5, ((1, 2), (3, 4)))
