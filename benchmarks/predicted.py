@@ -3,7 +3,8 @@
     python benchmarks/predicted.py [WORLD ...] [--rounds 3]
 
 Each world is one run of the real program in network namespaces (docs/lab.md) and one in virtual time, with equal
-run.toml, model size and lines; medians over the rounds after the first.
+run.toml, model size and lines; medians over the rounds after the first.  `plain`: plain sockets, unencrypted, that move
+as many bytes all to all (wan.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from wan import RTT_MS, Asked, Setting, equal, run, setting
+from wan import RTT_MS, Asked, Setting, equal, rounds_of_plain_sockets, run, setting
 
 from farflung.peer.trainer.api import connect
 from farflung.protocol.manifest import Manifest
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'world':16} {'seconds':>9} {'foreseen':>9} {'':>7} {'MB/peer':>9} {'foreseen':>9}")
+    print(f"{'world':16} {'seconds':>9} {'foreseen':>9} {'':>7} {'plain':>7} {'MB/peer':>9} {'foreseen':>9}")
     for name, of in worlds(Asked(asked.rounds, None, None, "", False, "int8")).items():
         if asked.worlds and name not in asked.worlds:
             continue
@@ -71,7 +72,12 @@ def main() -> None:
         seconds = statistics.median(b.at_s - a.at_s - STEP_S for a, b in itertools.pairwise(done))
         sent = statistics.median(each.sent_bytes for each in done[1:]) / 1e6
         measured, sent_really = real["median_seconds"], real["tx_bytes_per_peer"] / 1e6
-        times = f"{measured:9.2f} {seconds:9.2f} {seconds / measured - 1:+7.1%}"
+        plain = (
+            f"{statistics.median(rounds_of_plain_sockets(of)):7.2f}"
+            if of.options.codec != "topk"
+            else f"{'':7}"
+        )
+        times = f"{measured:9.2f} {seconds:9.2f} {seconds / measured - 1:+7.1%} {plain}"
         print(f"{name:16} {times} {sent_really:9.2f} {sent:9.2f} {sent / sent_really - 1:+7.1%}", flush=True)
 
 
