@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import msgspec
 import typer
 
+from farflung.console.history.picture import refuse_other_names
 from farflung.protocol.caps import duration, si
 from farflung.protocol.errors import FarflungError, UserError
 
@@ -73,6 +74,8 @@ def simulate(
     recipes = [tuple(each.split()) for each in tried or [""]]
     if lines is not None and peers is not None:
         raise UserError("--peers: the file of --lines says how many there are; give one of the two")
+    if plot is not None:  # said before hours of work, and not after them
+        refuse_other_names(plot)
     manifests = [_manifest(run_toml, [*(changes or ()), *recipe]) for recipe in recipes]
     if script is not None and not script.is_file():
         raise UserError(f"--script {script}: there is no such file")

@@ -111,11 +111,16 @@ class Chart:
 SHARPNESS = 2  # pixels of the PNG for each of the drawing
 
 
-def write_picture(drawn: str, path: Path) -> None:
-    kind = path.suffix.lower()
-    if kind not in (".svg", ".png"):
+def refuse_other_names(path: Path) -> None:
+    if path.suffix.lower() not in (".svg", ".png"):
         raise UserError(f"{path}: a picture's name ends with .svg or .png")
-    content = drawn.encode() if kind == ".svg" else _png(drawn)
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: there is no such folder")
+
+
+def write_picture(drawn: str, path: Path) -> None:
+    refuse_other_names(path)
+    content = drawn.encode() if path.suffix.lower() == ".svg" else _png(drawn)
     try:
         path.write_bytes(content)
     except OSError as error:

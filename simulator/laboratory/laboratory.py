@@ -12,11 +12,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.records import CommittedRound, Record, tag_of
+from farflung.peer.machine.effects import Exit
 from farflung.protocol.caps import duration
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -35,7 +36,6 @@ SETTLE_S = 120.0  # after the end of the last script
 LIFE_S = 600.0  # beside a step and some rounds: without one of either for so long, none will come
 SEEDS_APART = 1000003
 FAST = 1.25e8  # bytes per second of a line without a limit, as its peer measures it
-ON_THE_WIRE = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ class SimulatedRound:
 class SimulatedRun:
     rounds: list[SimulatedRound] = field(default_factory=list)
     held_out: list[tuple[int, float]] = field(default_factory=list)  # (version, loss): what [eval] says
-    figures: list[tuple[int, str, float]] = field(
-        default_factory=list
-    )  # (version, name, value): what scripts log
+    # (version, name, value): what scripts log
+    figures: list[tuple[int, str, float]] = field(default_factory=list)
     seconds: float = 0.0  # of virtual time, from the first step
     peers: int = 0
     version: int = 0  # that the run has come to
@@ -122,6 +121,7 @@ class Laboratory(World):
         self._starting = 0
         self._replicas: list[ScriptReplica] = []
         self._to_come = len(places)
+        self._away: set[int] = set()
         self._up = [VirtualLine(each.up) for each in places]
         self._down = [VirtualLine(each.down) for each in places]
         self._sent = self._sent_before = 0
@@ -148,7 +148,7 @@ class Laboratory(World):
             for leaves_s, comes_s in place.away_s:
                 self._to_come += 1
                 self._at(leaves_s, self._take_away, number)
-                self._at(comes_s, self.start_peer, number)
+                self._at(comes_s, self._bring_back, number)
         self._look_for_life((0, 0))
         ends_s = math.inf
         while self._queue and not self._ended and self.now < ends_s:
@@ -164,7 +164,10 @@ class Laboratory(World):
         done = (len(self.outcome.rounds), sum(each.steps for each in self._replicas))
         longest_s = max(each.step_s for each in self.places)
         life_s = LIFE_S + 2 * longest_s + 3 * self.manifest.round.deadline_s
-        if done == before and self.now and not self._to_come:
+        self._ended = self._ended or (
+            done == before and self._is_complete
+        )  # nobody is left who could give it on
+        if done == before and self.now and not self._to_come and not self._ended:
             reasons = "; ".join(each.reason for each in self.coordinator.drivers) if self.coordinator else ""
             raise UserError(
                 f"the run stands still since {duration(life_s)} of its time, at version {self._version}: {reasons}"
@@ -174,6 +177,10 @@ class Laboratory(World):
     @property
     def _version(self) -> int:
         return self.coordinator.core.ledger.version if self.coordinator is not None else 0
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._version >= self.manifest.run.rounds
 
     # ---- replicas
 
@@ -207,6 +214,21 @@ class Laboratory(World):
         if peer.alive and not peer.exit_code and isinstance(peer.trainer, ScriptReplica):
             peer.alive = False
             peer.trainer.leave()
+            self._away.add(number)
+
+    def _bring_back(self, number: int) -> None:
+        if number in self._away and not self._is_complete:
+            self._away.remove(number)
+            self.start_peer(number)
+        else:
+            self._to_come -= 1
+
+    def _observe(self, what: str, details: object) -> None:
+        if what == "exit":
+            peer, end = cast(tuple[VirtualPeer, Exit], details)
+            if end.code not in ("finished", "left"):
+                raise UserError(f"simulate: {peer.me.name} was sent away: {end.reason}")
+        super()._observe(what, details)
 
     # ---- lines
 
@@ -221,7 +243,7 @@ class Laboratory(World):
 
     def _send_frame(self, source: str, effect: SendFrame) -> None:
         packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
-        size = round((len(packed) + len(payload)) * ON_THE_WIRE)
+        size = len(packed) + len(payload)
         self._sent += size
         self._under_way[source, effect.to] += 1
         [delay_s] = self._delays(source, effect.to)
@@ -295,5 +317,8 @@ def as_simulated(manifest: Manifest, peers: int) -> Manifest:
         raise UserError("simulate: [start] source is not empty: load the weights in the script")
     if manifest.run.min_peers > peers:
         raise UserError(f"simulate: [run] min_peers is {manifest.run.min_peers}, and there are {peers} peers")
-    without = {"checkpoint": manifest.checkpoint.model_copy(update={"every_rounds": 0})}
-    return manifest.model_copy(update=without)
+    other = {
+        "checkpoint": manifest.checkpoint.model_copy(update={"every_rounds": 0}),
+        "admission": manifest.admission.model_copy(update={"mode": "open"}),
+    }
+    return manifest.model_copy(update=other)

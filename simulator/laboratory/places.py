@@ -64,9 +64,9 @@ def places_in(path: Path) -> list[ReplicaPlace]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
         places = msgspec.convert(read, _File).peers
         for each in places:
-            if not (parse_cap(each.up).hours or parse_cap(each.down).hours) and _is_in_order(each.away_s):
+            if not (parse_cap(each.up).hours or parse_cap(each.down).hours) and _is_in_order(each):
                 continue
-            raise UserError("expected lines without hours, and absences that follow each other")
+            raise UserError("expected lines without hours, and absences that follow joins_s and each other")
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, UserError) as error:
@@ -77,6 +77,6 @@ def places_in(path: Path) -> list[ReplicaPlace]:
     return found
 
 
-def _is_in_order(away_s: tuple[tuple[float, float], ...]) -> bool:
-    times = [*itertools.chain.from_iterable(away_s)]
+def _is_in_order(place: ReplicaPlace) -> bool:
+    times = [place.joins_s, *itertools.chain.from_iterable(place.away_s)]
     return all(one < next_one for one, next_one in itertools.pairwise(times))

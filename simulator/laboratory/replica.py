@@ -49,10 +49,8 @@ class Turn:
 
     def __init__(self, body: Body, name: str) -> None:
         self._body = body
-        self._go, self._back = (
-            threading.Lock(),
-            threading.Lock(),
-        )  # each is freed by the one, and taken by the other
+        # Each is freed by the one, and taken by the other.
+        self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
         self._left = False

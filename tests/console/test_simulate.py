@@ -81,6 +81,8 @@ def test_the_same_as_one_JSON_object(folder: Path) -> None:
         (["--try", "outer.lr"], "expected SECTION.KEY=VALUE"),
         (["--try", "outer.lr=-1"], r"[outer] lr"),
         (["--lines", "none.toml"], "cannot read"),
+        (["--plot", "x.jpg"], ".svg or .png"),
+        (["--plot", "none/x.svg"], "no such folder"),
         (["--script", "none.py"], "there is no such file"),
     ],
 )

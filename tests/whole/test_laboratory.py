@@ -147,6 +147,34 @@ def test_a_peer_that_is_away_is_missed_for_as_long_and_comes_back() -> None:
     assert outcome.version == 12 and included[0] == 3 and included[-1] == 3 and 2 in included
 
 
+def test_a_peer_that_is_away_at_the_end_is_not_waited_for() -> None:
+    away = ReplicaPlace(away_s=((25.0, 900.0),))
+    outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), away])
+    assert outcome.version == 4 and outcome.rounds[-1].included == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"admission": {"mode": "token"}},
+        {"checkpoint": {"every_rounds": 2}},
+        {"round": {"group": 2}},
+        {"round": {"period_s": 12.0}},
+        {"outer": {"schedule": "streaming"}, "round": {"fragments": 2}},
+        {
+            "outer": {"step": "sparse", "momentum": "auto"},
+            "round": {"codec": "topk", "gather_codec": "sparse"},
+        },
+    ],
+)
+def test_whatever_a_run_may_be_it_comes_to_its_end(changes: dict[str, dict[str, Any]]) -> None:
+    content = manifest().model_dump()
+    of = Manifest.model_validate(
+        content | {section: content[section] | keys for section, keys in changes.items()}
+    )
+    assert simulated(lambda: plain(size=64), [ReplicaPlace()] * 4, of).version == 4
+
+
 def test_a_slow_peer_brings_what_it_has() -> None:
     outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), ReplicaPlace(step_s=3.0)], manifest(rounds=8))
     assert all(each.included == 3 for each in outcome.rounds[1:])
@@ -224,7 +252,7 @@ def test_what_cannot_be_simulated_is_told_at_once(
         ("[[peers]]\nstep_s = 0", "step_s"),
         ("[[peers]]\nspeed = 1", "speed"),
         ("[[peers]]\ncount = 200\n[[peers]]\ncount = 200", "at most 256"),
-        ("[[peers]]\naway_s = [[5, 4]]", "follow each other"),
+        ("[[peers]]\njoins_s = 9\naway_s = [[5, 14]]", "that follow joins_s and each other"),
         ("[[peers]", "line 1"),
     ],
 )
