@@ -84,8 +84,9 @@ def write_for_ever(store: Store, me: Identity) -> None:
     while True:
         # The other one may be done with this version, or remove what is old, in the middle of mine.
         with contextlib.suppress(StoreError, CheckpointError):
-            store.sweep(RUN_ID, me.peer_id)
-            write(store, newest(store) + 1, me)
+            version = newest(store) + 1
+            store.sweep(RUN_ID, me.peer_id, (0, version))
+            write(store, version, me)
             store.retain(RUN_ID, 2)
 
 

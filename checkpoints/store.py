@@ -316,9 +316,15 @@ class Store:
             if named is not None and named.of_stage in newest and named.age < newest[named.of_stage]:
                 self.files.remove(folder, MANIFEST_NAME)
 
-    def sweep(self, run_id: str, writer: str) -> None:
-        """Remove what this writer alone had begun when it was killed or gave up."""
+    def sweep(self, run_id: str, writer: str, before: tuple[int, int]) -> None:
+        """Remove what this writer alone had begun when it was killed or gave up, of versions before (era, version).
+
+        Of the one that it begins now others may write the rest at this moment, and publish what it would remove.
+        """
         for folder in self.list_saved(run_id).unfinished:
+            named = _named(folder)
+            if named is None or named.age >= before:
+                continue
             writers = {name.split(".")[1] for name in self.files.files(folder) if name.endswith(".claim")}
             if writers <= {writer} and (writers or folder.endswith(f"-{writer}")):
                 self.files.remove(folder, MANIFEST_NAME)

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
@@ -83,16 +84,20 @@ def simulate(
 
     places = places_in(lines) if lines is not None else [ReplicaPlace()] * (peers or PEERS)
     body = _body(script, script_arguments or ())
-    outcomes = []
-    for recipe, manifest in zip(recipes, manifests, strict=True):
-        _tell(_about(manifest, places, recipe))
-        outcomes.append(_outcome(manifest, body, places))
-    if json_output:
-        typer.echo(json.dumps({"recipes": [_facts(*each) for each in zip(recipes, outcomes, strict=True)]}))
-    else:
-        _show(recipes, outcomes)
-    if plot is not None:
-        _draw(plot, manifests[0].run.name, recipes, outcomes)
+    done: list[Done] = []
+    try:
+        for recipe, manifest in zip(recipes, manifests, strict=True):
+            _tell(_about(manifest, places, recipe))
+            done += _tried(recipe, manifest, body, places, is_alone=len(recipes) == 1)
+    finally:  # whatever ends it, what is done is shown
+        if json_output and done:
+            typer.echo(json.dumps({"recipes": [each.facts() for each in done]}))
+        elif done:
+            _show(done)
+        if plot is not None and done:
+            _draw(plot, manifests[0].run.name, done)
+    if len(done) < len(recipes):
+        raise typer.Exit(1)
 
 
 def _manifest(path: Path, changes: Sequence[str]) -> Manifest:
@@ -121,8 +126,21 @@ def _about(manifest: Manifest, places: Sequence[ReplicaPlace], recipe: Sequence[
     return f"{what}: {', '.join(recipe)}" if recipe else what
 
 
-def _outcome(manifest: Manifest, body: Body, places: Sequence[ReplicaPlace]) -> tuple[SimulatedRun, float]:
-    """And how long it took."""
+@dataclass(frozen=True)
+class Done:
+    name: str  # of the recipe
+    run: SimulatedRun
+    took_s: float
+
+    def facts(self) -> dict[str, Any]:
+        run: dict[str, Any] = msgspec.to_builtins(self.run)
+        return {"set": self.name, **run, "tokens": self.run.tokens, "took_s": self.took_s}
+
+
+def _tried(
+    recipe: Sequence[str], manifest: Manifest, body: Body, places: Sequence[ReplicaPlace], is_alone: bool
+) -> list[Done]:
+    """Empty where the script failed, which is said: another recipe may do better."""
     from farflung.simulator.laboratory.laboratory import Laboratory
     from farflung.simulator.laboratory.replica import ScriptFailed
 
@@ -140,13 +158,15 @@ def _outcome(manifest: Manifest, body: Body, places: Sequence[ReplicaPlace]) -> 
             found = Laboratory(manifest, body, places, tell).learn()
         except ScriptFailed as failed:
             cause = failed.__cause__
-            if isinstance(cause, FarflungError):
+            if isinstance(cause, FarflungError) and is_alone:
                 raise cause from None
-            _tell(f"farflung: the script of {failed} failed")
-            if cause is not None:
+            if isinstance(cause, FarflungError):
+                _tell(f"farflung: {cause}")
+            elif cause is not None:
+                _tell(f"farflung: the script of {failed} failed")
                 traceback.print_exception(cause.with_traceback(_of_script(cause.__traceback__)))
-            raise typer.Exit(1) from None
-    return found, time.monotonic() - began
+            return []
+    return [Done(", ".join(recipe) or "as it is", found, time.monotonic() - began)]
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
@@ -164,21 +184,14 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _facts(recipe: Sequence[str], done: tuple[SimulatedRun, float]) -> dict[str, Any]:
-    outcome, took_s = done
-    facts: dict[str, Any] = msgspec.to_builtins(outcome)
-    return {"set": [*recipe], **facts, "tokens": outcome.tokens, "took_s": took_s}
-
-
-def _show(recipes: Sequence[Sequence[str]], outcomes: Sequence[tuple[SimulatedRun, float]]) -> None:
-    names = [", ".join(recipe) or "as it is" for recipe in recipes]
-    wide = max(len(each) for each in ("recipe", *names))
-    rows = [_row(outcome, took_s) for outcome, took_s in outcomes]
+def _show(done: Sequence[Done]) -> None:
+    wide = max(len(name) for name in ("recipe", *(each.name for each in done)))
+    rows = [_row(each.run, each.took_s) for each in done]
     heads = [*dict.fromkeys(head for row in rows for head in row)]
     typer.echo(" ".join([f"{'recipe':{wide}}", *(f"{head:>{max(10, len(head))}}" for head in heads)]))
-    for name, row in zip(names, rows, strict=True):
+    for each, row in zip(done, rows, strict=True):
         told = [f"{row.get(head, '-'):>{max(10, len(head))}}" for head in heads]
-        typer.echo(" ".join([f"{name:{wide}}", *told]))
+        typer.echo(" ".join([f"{each.name:{wide}}", *told]))
 
 
 def _row(outcome: SimulatedRun, took_s: float) -> dict[str, str]:
@@ -198,21 +211,19 @@ def _row(outcome: SimulatedRun, took_s: float) -> dict[str, str]:
     return row | {name: f"{value:.4f}" for _, name, value in outcome.figures}
 
 
-def _draw(
-    path: Path, run: str, recipes: Sequence[Sequence[str]], outcomes: Sequence[tuple[SimulatedRun, float]]
-) -> None:
+def _draw(path: Path, run: str, done: Sequence[Done]) -> None:
     """The held-out loss where the run has one, else that of the peers' steps."""
     from farflung.console.history.curves import draw
 
-    held_out = all(outcome.held_out for outcome, _ in outcomes)
+    held_out = all(each.run.held_out for each in done)
     curves = {}
-    for recipe, (outcome, _) in zip(recipes, outcomes, strict=True):
-        rounds = [each for each in outcome.rounds if each.fragment == 0]
-        tokens = dict(
-            zip((r.version for r in rounds), itertools.accumulate(r.tokens for r in rounds), strict=True)
-        )
-        points = outcome.held_out if held_out else [(r.version, r.loss) for r in rounds if r.loss is not None]
-        curves[", ".join(recipe) or run] = [(tokens.get(version, 0), loss) for version, loss in points]
+    for each in done:
+        rounds = [one for one in each.run.rounds if one.fragment == 0]
+        versions = [one.version for one in rounds]
+        tokens = dict(zip(versions, itertools.accumulate(one.tokens for one in rounds), strict=True))
+        points = [(one.version, one.loss) for one in rounds if one.loss is not None]
+        points = each.run.held_out if held_out else points
+        curves[each.name] = [(tokens.get(version, 0), loss) for version, loss in points]
     if not any(curves.values()):
         raise UserError("--plot: no loss was told, so that there is nothing to draw: run.step(loss)")
     draw(path, f"{run}: {'held-out loss' if held_out else 'loss of the peers'}", "tokens", curves)
@@ -238,7 +249,7 @@ class _Shown:
 
 @contextmanager
 def _one_voice() -> Iterator[None]:
-    """What all scripts print and warn of is shown once."""
+    """What all scripts print and warn of is shown once.  Afterwards the process has its own main module again."""
     from farflung.simulator.laboratory.replica import ALOUD
 
     said: set[str] = set()
@@ -252,8 +263,10 @@ def _one_voice() -> Iterator[None]:
     handler.setLevel(logging.WARNING)
     handler.addFilter(is_new)
     logging.getLogger().addHandler(handler)
+    main = sys.modules["__main__"]
     try:
         with redirect_stdout(cast(TextIO, _Shown(sys.stderr, ALOUD))):
             yield
     finally:
         logging.getLogger().removeHandler(handler)
+        sys.modules["__main__"] = main

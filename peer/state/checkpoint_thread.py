@@ -171,7 +171,7 @@ class CheckpointWriter:
         self._saved: dict[int, SavedFragment] = {}
         self._seen: set[int] = set()  # fragments that need not be written
         run_id = facts.run_id.hex()
-        store.sweep(run_id, identity.peer_id)
+        store.sweep(run_id, identity.peer_id, self.key)
         # In a shared store another peer may have been faster: its checkpoint of this version is as good as mine.
         self._there = {
             d

@@ -220,7 +220,7 @@ def test_a_picture_that_cannot_be_made_is_told_in_one_line(
 ) -> None:
     drawn = picture_of(recorded(folder))
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(UserError, match=r"pip install resvg-py; or --out with \.svg"):
+    with pytest.raises(UserError, match=r"pip install resvg-py; or a name with \.svg"):
         write_picture(drawn, folder / "run.png")
     with pytest.raises(UserError, match=r"ends with \.svg or \.png"):
         write_picture(drawn, folder / "run.gif")

@@ -103,3 +103,24 @@ def test_a_failing_script_shows_its_own_lines_and_none_of_ours(folder: Path) -> 
     told = simulate()
     assert told.exit_code == 1 and "ZeroDivisionError" in told.stderr
     assert "if number == 12: 1 / 0" in told.stderr and "replica.py" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    "then", ["if run.manifest.outer.lr == 0.5: 1 / 0", "if run.manifest.outer.lr == 0.5: run.step(tokens=-1)"]
+)
+def test_a_recipe_that_fails_leaves_the_others_their_rows(folder: Path, then: str) -> None:
+    (folder / "train.py").write_text(SCRIPT.format(then=then))
+    told = simulate("--try", "outer.lr=0.4", "--try", "outer.lr=0.5", "--try", "outer.lr=0.6")
+    assert told.exit_code == 1
+    rows = [line.split()[0] for line in told.stdout.splitlines() if line.startswith("outer.lr")]
+    assert rows == ["outer.lr=0.4", "outer.lr=0.6"]
+    assert "ZeroDivisionError" in told.stderr or "tokens must not be negative" in told.stderr
+
+
+def test_ctrl_C_shows_what_is_done(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        SCRIPT.format(then="if run.manifest.outer.lr == 0.5: raise KeyboardInterrupt")
+    )
+    told = simulate("--try", "outer.lr=0.4", "--try", "outer.lr=0.5")
+    assert told.exit_code == 130 or told.exception is not None
+    assert "outer.lr=0.4" in told.stdout

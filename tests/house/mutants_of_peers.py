@@ -422,6 +422,13 @@ STATE = (
         ("tests/peer/machine/test_amending.py",),
     ),
     Mutant(
+        "of a version that it begins now a writer sweeps nothing: others may write the rest",
+        "checkpoints/store.py",
+        "if named is None or named.age >= before:",
+        "if named is None or named.age > before:",
+        ("tests/checkpoints/test_store.py",),
+    ),
+    Mutant(
         "a checkpoint's chunks have their hashes",
         "checkpoints/store.py",
         "if chunk_hash(piece) != hashes[chunk]:",
