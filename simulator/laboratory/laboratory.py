@@ -164,10 +164,9 @@ class Laboratory(World):
         done = (len(self.outcome.rounds), sum(each.steps for each in self._replicas))
         longest_s = max(each.step_s for each in self.places)
         life_s = LIFE_S + 2 * longest_s + 3 * self.manifest.round.deadline_s
-        self._ended = self._ended or (
-            done == before and self._is_complete
-        )  # nobody is left who could give it on
-        if done == before and self.now and not self._to_come and not self._ended:
+        if done == before and self._is_complete:
+            self._ended = True  # who is still here came too late for its end, and nobody can give it on
+        elif done == before and self.now and not self._to_come:
             reasons = "; ".join(each.reason for each in self.coordinator.drivers) if self.coordinator else ""
             raise UserError(
                 f"the run stands still since {duration(life_s)} of its time, at version {self._version}: {reasons}"
@@ -205,7 +204,10 @@ class Laboratory(World):
         return lambda host, world, rules: self._replica_of(host)
 
     def _replica_of(self, host: TrainerHost) -> ScriptReplica:
-        made, self._first = self._first or self._made(self._starting), None
+        if self._starting == 0 and self._first is not None:
+            made, self._first = self._first, None
+        else:
+            made = self._made(self._starting)
         made.belong_to(host)
         return made
 

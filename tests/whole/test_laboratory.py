@@ -147,6 +147,14 @@ def test_a_peer_that_is_away_is_missed_for_as_long_and_comes_back() -> None:
     assert outcome.version == 12 and included[0] == 3 and included[-1] == 3 and 2 in included
 
 
+def test_the_first_of_the_file_may_come_last() -> None:
+    places = [ReplicaPlace(joins_s=45.0, step_s=2.0), ReplicaPlace(), ReplicaPlace()]
+    outcome = simulated(plain, places, manifest(rounds=12))
+    first, last = outcome.rounds[0], outcome.rounds[-1]
+    assert (first.included, last.included) == (2, 3)
+    assert 18 <= first.steps <= 20 < last.steps < 30, "each has its own speed"
+
+
 def test_a_peer_that_is_away_at_the_end_is_not_waited_for() -> None:
     away = ReplicaPlace(away_s=((25.0, 900.0),))
     outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), away])
