@@ -84,7 +84,7 @@ def simulate(
 
     places = places_in(lines) if lines is not None else [ReplicaPlace()] * (peers or PEERS)
     body = _body(script, script_arguments or ())
-    done: list[Done] = []
+    done: list[TriedRecipe] = []
     try:
         for recipe, manifest in zip(recipes, manifests, strict=True):
             _tell(_about(manifest, places, recipe))
@@ -127,7 +127,7 @@ def _about(manifest: Manifest, places: Sequence[ReplicaPlace], recipe: Sequence[
 
 
 @dataclass(frozen=True)
-class Done:
+class TriedRecipe:
     name: str  # of the recipe
     run: SimulatedRun
     took_s: float
@@ -139,7 +139,7 @@ class Done:
 
 def _tried(
     recipe: Sequence[str], manifest: Manifest, body: Body, places: Sequence[ReplicaPlace], is_alone: bool
-) -> list[Done]:
+) -> list[TriedRecipe]:
     """Empty where the script failed, which is said: another recipe may do better."""
     from farflung.simulator.laboratory.laboratory import Laboratory
     from farflung.simulator.laboratory.replica import ScriptFailed
@@ -166,7 +166,7 @@ def _tried(
                 _tell(f"farflung: the script of {failed} failed")
                 traceback.print_exception(cause.with_traceback(_of_script(cause.__traceback__)))
             return []
-    return [Done(", ".join(recipe) or "as it is", found, time.monotonic() - began)]
+    return [TriedRecipe(", ".join(recipe) or "as it is", found, time.monotonic() - began)]
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
@@ -184,7 +184,7 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _show(done: Sequence[Done]) -> None:
+def _show(done: Sequence[TriedRecipe]) -> None:
     wide = max(len(name) for name in ("recipe", *(each.name for each in done)))
     rows = [_row(each.run, each.took_s) for each in done]
     heads = [*dict.fromkeys(head for row in rows for head in row)]
@@ -211,7 +211,7 @@ def _row(outcome: SimulatedRun, took_s: float) -> dict[str, str]:
     return row | {name: f"{value:.4f}" for _, name, value in outcome.figures}
 
 
-def _draw(path: Path, run: str, done: Sequence[Done]) -> None:
+def _draw(path: Path, run: str, done: Sequence[TriedRecipe]) -> None:
     """The held-out loss where the run has one, else that of the peers' steps."""
     from farflung.console.history.curves import draw
 
