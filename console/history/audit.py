@@ -468,6 +468,9 @@ def check_going_on(history: History) -> Finding:
     rules = history.rules
     most_s = rules["round_timeout_s"] + SLACK_S
     helping: set[str] = set()
+    apart: dict[str, list[float]] = {}  # when each peer lost the coordinator
+    for peer, life in history.lives:
+        apart.setdefault(peer, []).extend(_wall(event) for event in life.of("apart"))
     for process in history.coordinators:
         flying: dict[int, tuple[Event, set[str]]] = {}  # the plan, and who of it departed since
         for each in process.events:
@@ -487,6 +490,7 @@ def check_going_on(history: History) -> Finding:
                     left = set(plan["members"]) - helping - gone  # who has something to contribute
                     lost = each["event"] == "aborted" and len(gone) == 1 and len(left) >= rules["min_peers"]
                     own = lost and AbortCause(each["cause"]).of_the_round
+                    own = own and not _all_heard_nothing(left, plan, each, apart)
                     finding.expect(
                         not own, f"round {each['round']} did not survive one death: {each.get('reason')}"
                     )
@@ -494,6 +498,16 @@ def check_going_on(history: History) -> Finding:
             continue  # it was killed: its next life aborts what was in flight
         finding.expect(False, f"round {min(flying)} has no end") if _lasts(flying, process, most_s) else None
     return finding
+
+
+def _wall(event: Event) -> float:
+    return float(event.get("wall") or 0.0)
+
+
+def _all_heard_nothing(left: set[str], plan: Event, end: Event, apart: dict[str, list[float]]) -> bool:
+    """Whoever was left lost the coordinator, too, by its own journal: such as one that did not run for a while."""
+    known = left & apart.keys()
+    return bool(known) and all(any(_wall(plan) <= at <= _wall(end) for at in apart[peer]) for peer in known)
 
 
 def _lasts(flying: dict[int, tuple[Event, set[str]]], process: Process, most_s: float) -> bool:

@@ -339,6 +339,20 @@ def test_who_helps_leaves_a_round_nothing_to_go_on_with(tmp_path: Path, helps: b
     assert ("P3" in broken(tmp_path, files)) is not helps
 
 
+@pytest.mark.parametrize(("apart_at", "own"), [(12.0, False), (25.0, True)])
+def test_a_coordinator_that_nobody_hears_is_one_fault_more_than_a_death(
+    tmp_path: Path, apart_at: float, own: bool
+) -> None:
+    """As one that is stopped for longer than a round may take."""
+    files = a_run()
+    no_survivor(files)
+    the(files, "coordinator", "opened", 3)["wall"] = 10.0
+    the(files, "coordinator", "aborted", 1)["wall"] = 20.0
+    ann = files["ann.events.jsonl"]
+    ann.insert(len(ann) - 1, {"event": "apart", "wall": apart_at})
+    assert ("P3" in broken(tmp_path, files)) is own
+
+
 def test_a_round_that_takes_too_long_is_told(tmp_path: Path) -> None:
     files = a_run()
     write(tmp_path, files)

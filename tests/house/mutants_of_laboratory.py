@@ -1,4 +1,4 @@
-"""Of simulated runs: time passes where it passes on a real line, and a simulation is the same each time."""
+"""Of simulated runs, and of the audit of real ones: time passes where it passes on a real line, and a simulation is the same each time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ REPLICA, WORLD = "simulator/laboratory/replica.py", "simulator/laboratory/labora
 OF_RUNS = ("tests/whole/test_laboratory.py",)
 
 LABORATORY = (
+    Mutant(
+        "a coordinator that was heard all the time is no excuse for a round that a death ended",
+        "console/history/audit.py",
+        "any(_wall(plan) <= at <= _wall(end) for at in apart[peer])",
+        "bool(apart[peer])",
+        ("tests/console/test_audit.py",),
+    ),
     Mutant(
         "a replica is woken by what it waits for, and by that alone",
         REPLICA,
