@@ -77,9 +77,9 @@ def simulate(
         raise UserError("--peers: the file of --lines says how many there are; give one of the two")
     if plot is not None:  # said before hours of work, and not after them
         refuse_other_names(plot)
-    manifests = [_manifest(run_toml, [*(changes or ()), *recipe]) for recipe in recipes]
-    if script is not None and not script.is_file():
-        raise UserError(f"--script {script}: there is no such file")
+    from farflung.coordinator.run_files import read_manifest
+
+    manifests = [read_manifest(run_toml, [*(changes or ()), *recipe]) for recipe in recipes]
     from farflung.simulator.laboratory.places import ReplicaPlace, places_in
 
     places = places_in(lines) if lines is not None else [ReplicaPlace()] * (peers or PEERS)
@@ -87,7 +87,6 @@ def simulate(
     done: list[TriedRecipe] = []
     try:
         for recipe, manifest in zip(recipes, manifests, strict=True):
-            _tell(_about(manifest, places, recipe))
             done += _tried(recipe, manifest, body, places, is_alone=len(recipes) == 1)
     finally:  # whatever ends it, what is done is shown
         if json_output and done:
@@ -100,13 +99,9 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _manifest(path: Path, changes: Sequence[str]) -> Manifest:
-    from farflung.coordinator.run_files import read_manifest
-
-    return read_manifest(path, changes)
-
-
 def _body(script: Path | None, arguments: Sequence[str]) -> Body:
+    if script is not None and not script.is_file():
+        raise UserError(f"--script {script}: there is no such file")
     from farflung.simulator.laboratory.replica import script_at
 
     if script is None:
@@ -119,11 +114,6 @@ def _body(script: Path | None, arguments: Sequence[str]) -> Body:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     return script_at(script)
-
-
-def _about(manifest: Manifest, places: Sequence[ReplicaPlace], recipe: Sequence[str]) -> str:
-    what = f"run '{manifest.run.name}', {len(places)} peers, {manifest.run.rounds} rounds"
-    return f"{what}: {', '.join(recipe)}" if recipe else what
 
 
 @dataclass(frozen=True)
@@ -144,6 +134,8 @@ def _tried(
     from farflung.simulator.laboratory.laboratory import Laboratory
     from farflung.simulator.laboratory.replica import ScriptFailed
 
+    what = f"run '{manifest.run.name}', {len(places)} peers, {manifest.run.rounds} rounds"
+    _tell(f"{what}: {', '.join(recipe)}" if recipe else what)
     every = max(1, manifest.run.rounds // TOLD)
     began = time.monotonic()
 

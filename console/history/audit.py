@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farflung.console.history.history import Finding, History, Process
-from farflung.console.history.recorded_run import StageStory, stage_stories
+from farflung.console.history.recorded_run import StageStory, stage_stories, wall
 from farflung.protocol.caps import parse_cap
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import AbortCause, DepartureCause, UserError
@@ -392,7 +392,7 @@ def _counted(count: int, what: str) -> str:
 def audit(history: History) -> AuditReport:
     checks = (*CHECKS, check_batches) if has_batches(history) else CHECKS
     report = AuditReport([check(history) for check in checks])
-    report.stages = stage_stories((float(each.get("wall") or 0.0), each) for each in history.records)
+    report.stages = stage_stories((wall(each), each) for each in history.records)
     lives = len(history.lives)
     killed = sum(process.ended is None for _, process in history.lives)
     commits = sum(map(len, history.by_round.values()))
@@ -470,7 +470,7 @@ def check_going_on(history: History) -> Finding:
     helping: set[str] = set()
     apart: dict[str, list[float]] = {}  # when each peer lost the coordinator
     for peer, life in history.lives:
-        apart.setdefault(peer, []).extend(_wall(event) for event in life.of("apart"))
+        apart.setdefault(peer, []).extend(wall(event) for event in life.of("apart"))
     for process in history.coordinators:
         flying: dict[int, tuple[Event, set[str]]] = {}  # the plan, and who of it departed since
         for each in process.events:
@@ -500,14 +500,10 @@ def check_going_on(history: History) -> Finding:
     return finding
 
 
-def _wall(event: Event) -> float:
-    return float(event.get("wall") or 0.0)
-
-
 def _all_heard_nothing(left: set[str], plan: Event, end: Event, apart: dict[str, list[float]]) -> bool:
     """Whoever was left lost the coordinator, too, by its own journal: such as one that did not run for a while."""
     known = left & apart.keys()
-    return bool(known) and all(any(_wall(plan) <= at <= _wall(end) for at in apart[peer]) for peer in known)
+    return bool(known) and all(any(wall(plan) <= at <= wall(end) for at in apart[peer]) for peer in known)
 
 
 def _lasts(flying: dict[int, tuple[Event, set[str]]], process: Process, most_s: float) -> bool:

@@ -43,13 +43,13 @@ class Recording:
     @classmethod
     def of(cls, coordinators: Iterable[Event], peers: Mapping[str, Sequence[Event]]) -> Recording:
         """From the events of all coordinators of the run, of which there are some, and of each peer."""
-        host = sorted(coordinators, key=_wall)
-        start = _wall(host[0])
-        moments = [Moment(_wall(e) - start, "", e) for e in host]
+        host = sorted(coordinators, key=wall)
+        start = wall(host[0])
+        moments = [Moment(wall(e) - start, "", e) for e in host]
         run = str(next((e.get("run") for e in host if e.get("run")), ""))
         for peer, events in peers.items():
             shift_s = _ahead_s(host, events)
-            moments += [Moment(_wall(e) - shift_s - start, peer, e) for e in events]
+            moments += [Moment(wall(e) - shift_s - start, peer, e) for e in events]
         moments = sorted((m for m in moments if m.at_s >= 0), key=lambda m: m.at_s)
         names = {
             str(e["peer"]): str(e.get("name") or e["peer"]) for e in host if e.get("event") == "admitted"
@@ -63,15 +63,15 @@ class Recording:
         return [m for m in self.moments if not m.peer and m.event.get("event") == kind]
 
 
-def _wall(event: Event) -> float:
+def wall(event: Event) -> float:
     return float(event.get("wall") or 0.0)
 
 
 def _ahead_s(host: Sequence[Event], events: Sequence[Event]) -> float:
     """How far the clock behind these events is ahead of the coordinator's: by the commits that both tell of."""
-    there = {e["round"]: _wall(e) for e in host if e.get("event") == "committed"}
+    there = {e["round"]: wall(e) for e in host if e.get("event") == "committed"}
     both = [
-        _wall(e) - there[e["round"]] for e in events if e.get("event") == "committed" and e["round"] in there
+        wall(e) - there[e["round"]] for e in events if e.get("event") == "committed" and e["round"] in there
     ]
     return statistics.median(both) if both else 0.0
 

@@ -1,4 +1,4 @@
-"""Of simulated runs, and of the audit of real ones: time passes where it passes on a real line, and a simulation is the same each time."""
+"""Of simulated runs, where time passes as on real lines, and of the audit of real ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LABORATORY = (
     Mutant(
         "a coordinator that was heard all the time is no excuse for a round that a death ended",
         "console/history/audit.py",
-        "any(_wall(plan) <= at <= _wall(end) for at in apart[peer])",
+        "any(wall(plan) <= at <= wall(end) for at in apart[peer])",
         "bool(apart[peer])",
         ("tests/console/test_audit.py",),
     ),
