@@ -33,7 +33,7 @@ LABORATORY = (
     Mutant(
         "a killed peer comes back",
         WORLD,
-        "self._at(comes_s, self.start_peer, number)",
+        "self._at(comes_s, self._bring_back, number)",
         "self._to_come -= 1",
         OF_RUNS,
     ),
