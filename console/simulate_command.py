@@ -217,7 +217,7 @@ def _draw(path: Path, run: str, done: Sequence[TriedRecipe]) -> None:
         points = each.run.held_out if held_out else points
         curves[each.name] = [(tokens.get(version, 0), loss) for version, loss in points]
     if not any(curves.values()):
-        raise UserError("--plot: no loss was told, so that there is nothing to draw: run.step(loss)")
+        raise UserError("--plot: there is no loss to draw; the script passes it to run.step(loss)")
     draw(path, f"{run}: {'held-out loss' if held_out else 'loss of the peers'}", "tokens", curves)
 
 

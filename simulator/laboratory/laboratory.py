@@ -125,7 +125,8 @@ class Laboratory(World):
         self._up = [VirtualLine(each.up) for each in places]
         self._down = [VirtualLine(each.down) for each in places]
         self._sent = self._sent_before = 0
-        self._under_way: Counter[tuple[str, str]] = Counter()  # frames, by (source, target)
+        # By target: of each source, how many frames.
+        self._under_way: dict[str, Counter[str]] = {peer: Counter() for peer in self._numbers}
         self.outcome = SimulatedRun(peers=len(places), of=manifest.run.rounds)
         # Its script says what is trained, before there is a peer.
         self._first: ScriptReplica | None = self._made(0)
@@ -169,7 +170,7 @@ class Laboratory(World):
         elif done == before and self.now and not self._to_come:
             reasons = "; ".join(each.reason for each in self.coordinator.drivers) if self.coordinator else ""
             raise UserError(
-                f"the run stands still since {duration(life_s)} of its time, at version {self._version}: {reasons}"
+                f"the run has stood still for {duration(life_s)} of its time, at version {self._version}: {reasons}"
             )
         self.after(life_s, lambda: self._look_for_life(done))
 
@@ -247,7 +248,7 @@ class Laboratory(World):
         packed, payload = effect.frame.header.pack(), bytes(effect.frame.payload)
         size = len(packed) + len(payload)
         self._sent += size
-        self._under_way[source, effect.to] += 1
+        self._under_way[effect.to][source] += 1
         [delay_s] = self._delays(source, effect.to)
         up_s = self._up[self._numbers[source]].pass_s(size, self.now)
         self.after(up_s + delay_s, lambda: self._comes_down(source, effect.to, packed, payload, size))
@@ -257,12 +258,12 @@ class Laboratory(World):
         self.after(down_s, lambda: self._is_down(source, target, header, payload))
 
     def _is_down(self, source: str, target: str, header: bytes, payload: bytes) -> None:
-        self._under_way[source, target] -= 1
+        self._under_way[target][source] -= 1
         self._frame_arrives(source, target, header, payload)
 
     def _peer_tick(self, peer: VirtualPeer) -> None:
         # All that is under way: on a real line frames to several peers come at the same time.
-        arriving = {source for (source, to), count in self._under_way.items() if to == peer.peer and count}
+        arriving = {source for source, count in self._under_way[peer.peer].items() if count}
         peer.member.on_lines(set(), arriving, self.now)
         super()._peer_tick(peer)
 

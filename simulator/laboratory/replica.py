@@ -86,7 +86,8 @@ class Turn:
         except Left:
             pass
         except BaseException as error:  # outermost of the thread: the world raises it
-            if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            # What a script that was killed raises on its way out is nobody's.
+            if not (self._left or (isinstance(error, SystemExit) and error.code in (None, 0))):
                 self.error = error
         finally:
             self.over = True

@@ -231,7 +231,7 @@ def test_a_run_that_can_never_go_on_is_told_so() -> None:
             return
         plain()
 
-    with pytest.raises(UserError, match="the run stands still since .* of its time, at version 0: "):
+    with pytest.raises(UserError, match="the run has stood still for .* of its time, at version 0: "):
         simulated(script, [ReplicaPlace()] * 2)
 
 
