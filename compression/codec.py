@@ -9,6 +9,7 @@ the same bytes on every machine, because bytes are hashed and compared between p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,7 @@ from farflung.compression import plain_codecs
 from farflung.compression.native import FastPath, compiled_for, flat, scratch
 from farflung.compression.plain_codecs import Bytes, NonFinite, PlainCodec
 from farflung.compression.triton_path import device_path_for
+from farflung.protocol.extensions import CODEC, loaded
 
 __all__ = ["Bytes", "Codec", "NonFinite", "codec_named", "codec_names", "codec_of"]
 
@@ -102,11 +104,10 @@ class Codec:
         return fast if fast and fast.can_use(values_n) else None
 
 
-_CODECS = {name: Codec(plain) for name, plain in plain_codecs.CODECS.items()}
-
-
+@functools.cache
 def codec_named(name: str) -> Codec:
-    return _CODECS[plain_codecs.codec_named(name).name]
+    """UserError for one that nobody here knows."""
+    return Codec(plain_codecs.codec_named(name))
 
 
 def check_payload(name: str, payload: Bytes, elements: int) -> None:
@@ -121,11 +122,12 @@ def payload_bytes(name: str, elements: int) -> int:
 
 def codec_of(payload: Bytes) -> Codec:
     """The codec that a checked payload names in its header."""
-    return _CODECS[plain_codecs.codec_in(payload).name]
+    return codec_named(plain_codecs.codec_in(payload).name)
 
 
 def codec_names() -> list[str]:
-    return sorted(_CODECS)
+    """Our own ones."""
+    return sorted(plain_codecs.CODECS)
 
 
 # ---- feedback ----------------------------------------------------------------------------------------------
@@ -149,8 +151,17 @@ BETA_OF = {"int4": 1.0, "int2": 0.95, "topk": 0.95}
 AUTO = "auto"  # a run in which the codec may change from round to round
 
 
+def beta_of(codec: str) -> float | None:
+    """None: nothing that it loses is kept."""
+    if codec in plain_codecs.CODECS:
+        return BETA_OF.get(codec)
+    beta: float | None = loaded(CODEC, codec).memory
+    return beta
+
+
 def feedback_for(codec: str) -> ErrorFeedback | None:
-    return ErrorFeedback(BETA_OF.get(codec, 1.0)) if codec == AUTO or codec in BETA_OF else None
+    beta = 1.0 if codec == AUTO else beta_of(codec)
+    return ErrorFeedback(beta) if beta is not None else None
 
 
 class ErrorFeedback:

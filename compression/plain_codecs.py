@@ -11,16 +11,20 @@ its length and its head before memory is taken for what it holds.
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farflung.protocol.errors import FrameError, UserError, Verdict
+from farflung.protocol.extensions import CODEC, loaded, words
 
 # ---- payload -----------------------------------------------------------------------------------------------
 # The head of every encoded chunk: sixteen bytes that say what follows, and the errors of both directions.
@@ -595,21 +599,74 @@ CODECS = {name: _codec(name, number) for name, number in _NUMBERS.items()}
 _BY_NUMBER = {codec.format.number: codec for codec in CODECS.values()}
 
 
+# ---- own codecs --------------------------------------------------------------------------------------------
+# Codecs of installed packages (protocol/extensions.py): for contributions, in a run that names one. A package writes
+# and reads what follows the head, and knows no more of it.
+
+_OWN_NUMBERS_FROM = 128  # in the head; those below are for codecs of our own
+
+
+@dataclass(frozen=True)
+class OwnCodec(PlainCodec):
+    """Of what hostile bytes make of a package's arithmetic nobody need be warned: it has the same bits everywhere."""
+
+    of_package: Any
+
+    def payload_bytes(self, elements: int) -> int:
+        length: int = self.of_package.body_bytes(elements)
+        return HEADER_BYTES + length
+
+    def restored(self, payload: Bytes, elements: int) -> Floats:
+        body = memoryview(payload).cast("B")[HEADER_BYTES:]
+        try:
+            with np.errstate(all="ignore"):
+                values_n: Floats = self.of_package.decode(body, elements)
+        except ValueError as error:
+            raise FrameError(Verdict.MALFORMED, str(error)[:200]) from error
+        return values_n
+
+    def _written(self, values_n: Floats) -> tuple[NDArray[np.generic], ...]:
+        return (np.frombuffer(self.of_package.encode(values_n), np.uint8),)
+
+
+@functools.cache
+def _own_codec(word: str) -> OwnCodec:
+    """UserError where no package here has it, or where its payloads could be taken for another one's."""
+    made, number = loaded(CODEC, word), _own_number(word)
+    alike = [other for other in words(CODEC) if other != word and _own_number(other) == number]
+    if alike:
+        raise UserError(
+            f'the codecs "{word}" and "{alike[0]}" cannot both be installed: their names give one number'
+        )
+    return OwnCodec(Format(word, number, version=1, block=0), None, made)
+
+
+def _own_number(word: str) -> int:
+    return _OWN_NUMBERS_FROM + zlib.crc32(word.encode()) % _OWN_NUMBERS_FROM
+
+
 def codec_named(name: str) -> PlainCodec:
-    try:
-        return CODECS[name]
-    except KeyError:
-        known = ", ".join(sorted(CODECS))
-        raise UserError(f'codec "{name}" is not known to this version; it knows: {known}') from None
+    """UserError for what is neither one of ours nor one of an installed package."""
+    return CODECS[name] if name in CODECS else _own_codec(name)
 
 
 def codec_in(payload: Bytes) -> PlainCodec:
     """The codec that the payload's head names; FrameError if it names none.  Nothing else is checked."""
     head = bytes(memoryview(payload).cast("B")[:HEADER_BYTES])
-    codec = _BY_NUMBER.get(head[NUMBER_AT]) if len(head) == HEADER_BYTES else None
+    codec = _numbered(head[NUMBER_AT]) if len(head) == HEADER_BYTES else None
     if codec is None:
         raise FrameError(Verdict.MALFORMED, f"a payload that begins with {head.hex()}, which names no codec")
     return codec
+
+
+def _numbered(number: int) -> PlainCodec | None:
+    if number < _OWN_NUMBERS_FROM:
+        return _BY_NUMBER.get(number)
+    word = next((word for word in words(CODEC) if _own_number(word) == number), None)
+    try:
+        return _own_codec(word) if word is not None else None
+    except UserError:  # a sender chose the number: a package that cannot be used is no reason to end here
+        return None
 
 
 def decode(payload: Bytes, elements: int) -> Floats:

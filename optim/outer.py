@@ -6,6 +6,7 @@
                feedback is the momentum, and a second one would only delay    https://arxiv.org/abs/2508.15706
     adamw      AdamW, below
     muon       Muon for hidden matrices and AdamW for the rest, below
+    any other  of an installed package (docs/extend.md)
 
 Chosen by one word, `[outer] step` in run.toml.  Called by the outer state for one chunk at a time, and by whoever
 judges or replays what became of it: this is the only place where it is written, and it is pure.  Only elementary fp32
@@ -33,6 +34,7 @@ from farflung.protocol.outer_numbers import (
     MUON_POLYNOMIAL,
     AdamWNumbers,
     MuonNumbers,
+    OwnNumbers,
     StepNumbers,
     Tile,
     between,
@@ -226,7 +228,23 @@ class PlainMean:
         theta_n -= d_n if lr == 1.0 else d_n * lr
 
 
-OuterStep = Nesterov | PlainMean | AdamW | Muon
+@dataclass(frozen=True)
+class OwnStep:
+    """Of an installed package (protocol/extensions.py), which passed its suite."""
+
+    numbers: OwnNumbers
+
+    @property
+    def parts(self) -> int:
+        return self.numbers.parts
+
+    def step(self, chunk: Sequence[Floats], d_n: Floats, version: int) -> None:
+        """In place on the chunk's theta and moments, by d, the merged result, each fp32 [n]."""
+        theta_n, *moments, d_n = map(np.asarray, (*chunk, d_n))
+        self.numbers.made().step(theta_n, tuple(moments), d_n, version)
+
+
+OuterStep = Nesterov | PlainMean | AdamW | Muon | OwnStep
 
 
 def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterStep:
@@ -235,6 +253,8 @@ def outer_step_for(numbers: StepNumbers, fused: Fused | None = None) -> OuterSte
         return AdamW(numbers)
     if isinstance(numbers, MuonNumbers):
         return Muon(numbers)
+    if isinstance(numbers, OwnNumbers):
+        return OwnStep(numbers)
     if numbers.nesterov:
         return Nesterov(numbers.lr, numbers.momentum, fused, numbers.start)
     return PlainMean(numbers.lr)
@@ -261,6 +281,8 @@ def advance(
         step.step(theta_n, m_n, v_n, d_n, version)
     elif isinstance(step, Muon):
         step.step(parts, d_n, version, tiles)
+    elif isinstance(step, OwnStep):
+        step.step(parts, d_n, version)
     else:
         step.step(parts[0], parts[1], d_n, version)
 

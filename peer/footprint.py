@@ -18,7 +18,7 @@ from farflung.protocol.caps import RESULTS_BYTES, si
 from farflung.protocol.limits import ROUNDS_KEPT
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, SUM_CODEC
+from farflung.protocol.round_words import AUTO, LADDER, SUM_CODEC, bits_per_value
 
 Place = Literal["GPU", "shared", "host", "disk"]
 Owner = Literal["agent", "trainer"]
@@ -222,7 +222,7 @@ def of_agent(rules: MemoryRules, values: float) -> list[FootprintRow]:
         # Its own ones of this round and of those before, and as a root those of all groups to a part of its chunks.
         sums = payload_bytes(SUM_CODEC, values) / rules.group
         rows.append(FootprintRow("agent", "host", "sums of groups", (2 + kept) * sums))
-    if rules.codec == AUTO or rules.codec in ("int4", "int2", "topk"):
+    if rules.codec == AUTO or rules.codec not in ("fp32", "bf16", "int8"):
         late = "once a coarse codec was used" if rules.codec == AUTO else ""
         rows.append(FootprintRow("agent", "host", "own error feedback", VALUE_BYTES * values, late))
     rows.append(FootprintRow("agent", "disk", "own contribution", sent))
@@ -237,7 +237,7 @@ def of_agent(rules: MemoryRules, values: float) -> list[FootprintRow]:
 
 def payload_bytes(codec: str, values: float) -> float:
     """Of a contribution or a result in all its chunks; "auto" at its finest."""
-    return BITS_PER_VALUE[LADDER[0] if codec == AUTO else codec] / 8 * values
+    return bits_per_value(LADDER[0] if codec == AUTO else codec) / 8 * values
 
 
 def _results_kept(rules: MemoryRules, result_bytes: float) -> int:

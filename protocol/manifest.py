@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from farflung.protocol.caps import wrong_caps
 from farflung.protocol.errors import UserError
+from farflung.protocol.extensions import CODEC, MERGE_RULE, OUTER_STEP, WORD, loaded
 from farflung.protocol.limits import (
     CHUNKS_PER_FRAGMENT,
     FRAGMENTS_MAX,
@@ -33,10 +34,12 @@ from farflung.protocol.limits import (
 )
 from farflung.protocol.model_schema import filled_in, size_problems, values_of
 from farflung.protocol.outer_numbers import (
+    BUILT_IN_STEPS,
     EXACT_STEPS,
     MUON_MOMENTUM,
     AdamWNumbers,
     MuonNumbers,
+    OwnNumbers,
     StateForm,
     StepNumbers,
     outer_numbers,
@@ -57,8 +60,18 @@ _BEGINNING = (
 _COLUMN = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,256}$"  # terminals obey those
 _PLACE = r"^(https|s3)://[A-Za-z0-9.-]{1,253}(:\d{1,5})?/[A-Za-z0-9/._~%+=&?,@*-]{1,2000}$"
 
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(f'"{word}"' for word in words)
+
+
 # By name: this process has no torch, and compression/ needs it.  A test holds the two lists together.
-CodecName = Literal["fp32", "bf16", "int8", "int4", "int2", "topk", "auto"]
+CODECS = ("fp32", "bf16", "int8", "int4", "int2", "topk", "auto")
+POLICIES = ("robust", "mean")
+# One of ours, or of an installed package, which the checks between keys look up.
+CodecName = Annotated[str, Field(pattern=WORD, description=_listed(CODECS))]
+StepName = Annotated[str, Field(pattern=WORD, description=_listed(BUILT_IN_STEPS))]
+PolicyName = Annotated[str, Field(pattern=WORD, description=_listed(POLICIES))]
 # What a result loses is lost to all: so none in which most is, but one that says what it left out.
 ResultCodecName = Literal["fp32", "bf16", "int8", "int4", "sparse", "auto"]
 Count = Annotated[int, Field(ge=1, le=HUGE)]
@@ -231,7 +244,7 @@ class InnerSection(Section):
 
 
 class OuterSection(Section):
-    step: Literal["nesterov", "mean", "sparse", "adamw", "muon"] = "nesterov"
+    step: StepName = "nesterov"
     lr: Annotated[
         Annotated[float, Field(gt=0, le=10)] | Auto, Field(description='a number > 0 and <= 10, or "auto"')
     ] = "auto"
@@ -261,7 +274,7 @@ class RoundSection(Section):
 
 
 class MergeSection(Section):
-    policy: Literal["robust", "mean"] = "robust"
+    policy: PolicyName = "robust"
     audit: Annotated[float, Field(ge=0, le=1)] = 0.037
 
 
@@ -319,7 +332,7 @@ MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
 _SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay"}}  # no peer needs it
-_SAME_VERSION = "are both sides on the same farflung version?"
+_SAME_VERSION = "are both sides on the same farflung version, with the same packages beside it?"
 
 
 class Manifest(Section):
@@ -420,6 +433,8 @@ class Manifest(Section):
     def outer_numbers(self) -> StepNumbers:
         """[outer] as every peer takes it, and whoever recomputes a peer's step: no "auto" is left in it."""
         outer, inner, rounds = self.outer, self.inner, self.run.rounds
+        if outer.step not in BUILT_IN_STEPS:
+            return _own_numbers(outer)
         if outer.step not in EXACT_STEPS:
             return outer_numbers(outer.step, outer.lr, outer.momentum, rounds, self.periods.start)
         lr = inner.lr if isinstance(outer.lr, str) else outer.lr
@@ -520,7 +535,7 @@ def _cross_checks(m: Manifest) -> list[str]:
         )
     else:
         expect(not small, "[round] chunk_kb", f"at least {m.least_chunk_kb} for this model", m.round.chunk_kb)
-    problems += _sparse_problems(m)
+    problems += _own_problems(m) or _sparse_problems(m)
     problems += _outer_problems(m) + _start_problems(m) + _eval_problems(m)
     problems += _rate_problems(m) if m.inner.schedule != "constant" else []
     if m.outer.schedule == "streaming" and m.round.fragments < 2:
@@ -535,6 +550,38 @@ def _cross_checks(m: Manifest) -> list[str]:
     # One lost heartbeat is an everyday event and must not look like a death.
     expect(dead > 2 * beat, "[net] dead_after_s", f"more than twice heartbeat_s ({beat})", dead)
     return problems
+
+
+def _own_problems(m: Manifest) -> list[str]:
+    """What is not part of farflung, is here and can take part; whoever recomputes a sum knows no rule but the mean."""
+    problems = []
+    keys = (
+        ("[outer] step", m.outer.step, BUILT_IN_STEPS, OUTER_STEP),
+        ("[round] codec", m.round.codec, CODECS, CODEC),
+        ("[merge] policy", m.merge.policy, POLICIES, MERGE_RULE),
+    )
+    for key, word, ours, kind in keys:
+        try:
+            if word in ours:
+                continue
+            loaded(kind, word)
+            if kind is OUTER_STEP:
+                _own_numbers(m.outer).made()
+            if m.pipeline.batch:
+                problems.append(f'{key}: expected {_listed(ours)} with [pipeline] batch > 0, found "{word}"')
+        except UserError as error:
+            problems.append(f'{key}: expected {_listed(ours)}, found "{word}": {error}')
+    rule = m.merge.policy
+    if rule not in POLICIES:
+        for key, due, found in (("[merge] audit", 0, m.merge.audit), ("[round] group", 0, m.round.group)):
+            if found != due:
+                problems.append(f'{key}: expected {due} with [merge] policy = "{rule}", found {found:g}')
+    return problems
+
+
+def _own_numbers(outer: OuterSection) -> OwnNumbers:
+    lr, momentum = (None if isinstance(at, str) else at for at in (outer.lr, outer.momentum))
+    return OwnNumbers(outer.step, lr, momentum)
 
 
 def _sparse_problems(m: Manifest) -> list[str]:

@@ -11,11 +11,12 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from farflung.protocol.errors import FrameError, Verdict
+from farflung.protocol.errors import FrameError, UserError, Verdict
+from farflung.protocol.extensions import OUTER_STEP, WORD, loaded
 from farflung.protocol.round_words import Count
 
 # The parts of a chunk's state, one after the other, as files name them.  Which of them a run has, its step says.
@@ -25,6 +26,7 @@ VALUE_BYTES = 4  # fp32
 EPS = 1e-8  # of AdamW, as torch has it
 GRADIENT_MOST = 2.0**63  # AdamW takes larger values for this one: their squares would leave fp32
 
+BUILT_IN_STEPS = ("nesterov", "mean", "sparse", "adamw", "muon")
 EXACT_STEPS = ("adamw", "muon")  # those that take what is merged for the gradient of one large batch
 
 # Of Muon, as torch has them: the polynomial of a Newton-Schulz iteration, how often it is taken, the least length that
@@ -175,7 +177,31 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-StepNumbers = OuterNumbers | AdamWNumbers | MuonNumbers
+class OwnNumbers(Struct, frozen=True, forbid_unknown_fields=True):
+    """A step of an installed package (extensions.py).  What is None, the package chooses."""
+
+    word: Annotated[str, Meta(max_length=40, pattern=WORD)]
+    lr: Number | None
+    momentum: Decay | None
+
+    def made(self) -> Any:
+        """UserError where no package here has it, or where it knows no such number."""
+        make = loaded(OUTER_STEP, self.word)
+        given = {name: at for name, at in (("lr", self.lr), ("momentum", self.momentum)) if at is not None}
+        try:
+            return make(**given)
+        except (TypeError, ValueError) as error:
+            written = ", ".join(f"{name} = {at:g}" for name, at in given.items())
+            raise UserError(f'[outer] step: "{self.word}" does not take {written}: {error}') from error
+
+    @property
+    def parts(self) -> int:
+        """Of a chunk's state."""
+        moments: int = loaded(OUTER_STEP, self.word).moments
+        return 1 + moments
+
+
+StepNumbers = OuterNumbers | AdamWNumbers | MuonNumbers | OwnNumbers
 
 
 def outer_numbers(

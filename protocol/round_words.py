@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar, TypeVar
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from farflung.protocol.digests import hash_bytes
+from farflung.protocol.extensions import CODEC, loaded
 from farflung.protocol.limits import (
     ADDRESS_CHARS,
     CHUNKS_PER_FRAGMENT,
@@ -42,6 +43,17 @@ BITS_PER_VALUE = {
     "topk": 0.1602,
     "sparse": 0.8281,
 }
+_MANY = 1 << 20  # values, of which a codec of a package is asked how long they are
+
+
+def bits_per_value(codec: str) -> float:
+    """UserError for a codec that nobody here knows."""
+    if codec in BITS_PER_VALUE:
+        return BITS_PER_VALUE[codec]
+    length: int = loaded(CODEC, codec).body_bytes(_MANY)
+    return 8 * length / _MANY
+
+
 # A codec of results alone: what it leaves out each contributor sends again.
 SPARSE = "sparse"
 

@@ -34,7 +34,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Amend, GoBack, Knock, Message
 from farflung.protocol.mode_words import KeptReceipts
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
+from farflung.protocol.round_words import AUTO, LADDER, bits_per_value
 from farflung.protocol.signing import curve_key_of
 from farflung.simulator.invariants import Broken, Invariants, all_is_held
 from farflung.simulator.peer import VirtualPeer
@@ -440,7 +440,7 @@ class SlowLine:
     def __init__(self, scenario: Scenario, peer: str, model: ModelSchema) -> None:
         self._takes_s, self.peer = scenario.slow_line_s, peer
         codec = LADDER[0] if scenario.codec == AUTO else scenario.codec
-        self._chunk_bytes = model.chunk_elements * BITS_PER_VALUE[codec] / 8
+        self._chunk_bytes = model.chunk_elements * bits_per_value(codec) / 8
         self._free_at = {"up": 0.0, "down": 0.0}
 
     def prepare(self, machine: RunMachine) -> None:

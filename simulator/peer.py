@@ -118,6 +118,7 @@ class VirtualPeer:
         self.state = OuterState(
             self.anchor, self.model, self.manifest.round, self.outer, moments=self.moments, held=held
         )
+        self.state.merge_by(self.manifest.merge.policy)
 
     @property
     def peer(self) -> str:

@@ -8,7 +8,7 @@ Here too: how long a result is, where a batch's gradient is clipped, by the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,25 +16,53 @@ from torch import Tensor
 
 from farflung.compression.codec import Codec, codec_of
 from farflung.compression.native import Products, compiled_for, fp32_dots, from_bytes, scratch
-from farflung.compression.plain_codecs import HEADER_BYTES, check_header
+from farflung.compression.plain_codecs import HEADER_BYTES, Floats, check_header
+from farflung.protocol.extensions import MERGE_RULE, loaded
 from farflung.protocol.frames import Payload
+from farflung.protocol.manifest import POLICIES
 
 _LARGEST = torch.finfo(torch.float32).max
 
 
+MergeRule = Callable[[Floats, Floats], Floats]
+
+
+def rule_of(policy: str) -> MergeRule | None:
+    """None: the weighted mean, which is the rule of our own policies."""
+    rule: MergeRule | None = None if policy in POLICIES else loaded(MERGE_RULE, policy)
+    return rule
+
+
 def merged_chunk(
-    gather: Codec, elements: int, payloads: Sequence[Payload], weights: Sequence[float]
+    gather: Codec,
+    elements: int,
+    payloads: Sequence[Payload],
+    weights: Sequence[float],
+    *,
+    rule: MergeRule | None = None,
 ) -> bytes:
     """encode(sum_i w_i * decode(x_i)); the weights sum to 1 and are exactly representable in fp32.
 
     Each payload says in which codec it is, and was checked against what the plan gives its sender.
     """
+    if rule is not None:
+        return gather.encode(_by_rule(rule, elements, payloads, weights))
     total_n = scratch("merge", elements, torch.float32, torch.device("cpu")).zero_()
     for payload, weight in zip(payloads, weights, strict=True):
         # Two roundings on purpose: multiply, then add.  `add(alpha=...)` may fuse them on some machines.
         codec_of(payload).decode_add(payload, weight, total_n)
     # Each value is finite, but a hostile one near the largest could make the sum overflow: it is held there.
     return gather.encode(total_n.clamp_(-_LARGEST, _LARGEST))
+
+
+@np.errstate(all="ignore")  # what hostile values make of it has the same bits everywhere
+def _by_rule(rule: MergeRule, elements: int, payloads: Sequence[Payload], weights: Sequence[float]) -> Tensor:
+    """Of an installed package, which sees all contributions to the chunk at once, decoded."""
+    values_mn = torch.empty(len(payloads), elements, dtype=torch.float32)
+    for row_n, payload in zip(values_mn, payloads, strict=True):
+        codec_of(payload).decode(payload, elements, row_n)
+    merged_n = rule(values_mn.numpy(), np.asarray(weights, np.float32))
+    return torch.nan_to_num(torch.from_numpy(merged_n), nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
 
 
 def square_length(elements: int, payload: Payload) -> float:

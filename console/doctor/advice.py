@@ -25,7 +25,7 @@ from farflung.peer.footprint import (
 from farflung.protocol.caps import RESULTS_BYTES, duration, si
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import VALUE_BYTES
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER
+from farflung.protocol.round_words import AUTO, LADDER, bits_per_value
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -402,7 +402,7 @@ def _bandwidth(line: LineToCoordinator) -> Advice:
 def round_bytes(model_bytes: float, codec: str, gather_codec: str, peers: int) -> float:
     """Bytes that one of so many equal peers sends in a round; it receives as many."""
     values = model_bytes / 4
-    both = (BITS_PER_VALUE[codec] + BITS_PER_VALUE[gather_codec]) / 8
+    both = (bits_per_value(codec) + bits_per_value(gather_codec)) / 8
     return values * both * (peers - 1) / max(peers, 1)
 
 
@@ -417,7 +417,7 @@ def _round(facts: MachineFacts, manifest: Manifest, line: LineToCoordinator) -> 
     took_s = size / max(1.0, min(up, down)) + 3 * line.rtt_s
     text = f"about {duration(took_s)} with {peers} peers: {si(size, 'B')} each way ({finest}, {rules.gather_codec})"
     sending_s = (
-        size * BITS_PER_VALUE[finest] / (BITS_PER_VALUE[finest] + BITS_PER_VALUE[rules.gather_codec]) / up
+        size * bits_per_value(finest) / (bits_per_value(finest) + bits_per_value(rules.gather_codec)) / up
     )
     if took_s > rules.round_timeout_s:
         todo = "use coarser codecs, or raise deadline_s in run.toml"

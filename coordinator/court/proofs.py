@@ -38,6 +38,7 @@ from farflung.protocol.outer_numbers import (
     AdamWNumbers,
     MuonNumbers,
     OuterNumbers,
+    OwnNumbers,
     StateForm,
     StepNumbers,
     Tile,
@@ -171,6 +172,7 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     muon: MuonNumbers | None = None  # the same
     tiles: tuple[Tile, ...] = ()  # of the chunk, in their order, for Muon
     start: Count = 0  # versions with less momentum
+    own: OwnNumbers | None = None  # instead of the first three
 
     @property
     def tiles_fit(self) -> bool:
@@ -181,7 +183,8 @@ class StepRules(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     @property
     def outer(self) -> StepNumbers:
-        return self.adamw or self.muon or OuterNumbers(self.nesterov, self.lr, self.momentum, self.start)
+        exact = self.adamw or self.muon or self.own
+        return exact or OuterNumbers(self.nesterov, self.lr, self.momentum, self.start)
 
 
 def step_factors(rules: ChunkRules, chunk: int, factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -199,6 +202,8 @@ def step_rules(rules: ChunkRules, chunk: int, version: int | None = None) -> Ste
         return StepRules(
             False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, muon=outer, tiles=tiles
         )
+    if isinstance(outer, OwnNumbers):
+        return StepRules(False, 0.0, 0.0, rules.gather_codec, form.elements, form.parts, own=outer)
     numbers = outer.nesterov, outer.lr, outer.momentum
     return StepRules(*numbers, rules.gather_codec, form.elements, form.parts, start=outer.start)
 

@@ -24,7 +24,7 @@ from farflung.protocol.digests import full_mask
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, Commit, Plan
+from farflung.protocol.round_words import AUTO, LADDER, Commit, Plan, bits_per_value
 
 OWNERS_LEAST = 8  # of a round that not all fit into, where there are so many
 # Of the robust policy: no contribution is longer than so many times the median; an update over so many times the usual
@@ -177,7 +177,7 @@ def codecs_for(
     # All fragments of a peer may be on their way at once: what counts is all that it holds.
     chunks = model.stages[fragment].chunk_count if model.stages else model.chunk_count
     values = chunks * model.chunk_elements
-    sizes = {name: int(values * BITS_PER_VALUE[name] / 8) for name in LADDER}
+    sizes = {name: int(values * bits_per_value(name) / 8) for name in LADDER}
     up = {peer: line.up_bytes_per_s for peer, line in zip(beats, lines_of(beats), strict=True)}
     return codecs_by_member(sizes, up, rules.scatter_grace_s if time_s is None else time_s, given_last)
 
@@ -214,7 +214,7 @@ def owners_for(
         peers[turn:] + peers[:turn],
         set(can_own),
         rates[turn:] + rates[:turn],
-        BITS_PER_VALUE[manifest.round.gather_codec],
+        bits_per_value(manifest.round.gather_codec),
         wider,
     )
     return tuple((owner + turn) % len(peers) for owner in owners)
@@ -235,9 +235,9 @@ def lines_of(beats: Beats) -> tuple[shares.MemberRates, ...]:
 
 def _rates(beat: Beat | None, codec: str) -> shares.MemberRates:
     if beat is None:
-        return shares.MemberRates(None, None, BITS_PER_VALUE[codec], True)
+        return shares.MemberRates(None, None, bits_per_value(codec), True)
     up, down = beat.up_bytes_per_s or None, beat.down_bytes_per_s or None
-    return shares.MemberRates(up, down, BITS_PER_VALUE[codec], beat.rough)
+    return shares.MemberRates(up, down, bits_per_value(codec), beat.rough)
 
 
 # ---- groups ------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Beat, FragmentBeat
 from farflung.protocol.mode_words import AheadBeat, AheadPlan, AheadTick
 from farflung.protocol.model_schema import ModelSchema
-from farflung.protocol.round_words import AUTO, BITS_PER_VALUE, LADDER, section
+from farflung.protocol.round_words import AUTO, LADDER, bits_per_value, section
 
 SLOWER = 4.0  # than the line in the middle, by so many times: it is slow;
 SLOWER_ROUGHLY = 8.0  # by a rate that no round has shown
@@ -181,7 +181,7 @@ class EarlyUploads(LineShares):
         """(contribution, results) of all fragments: they may be on their way at once."""
         values, rules = self.values(model), self._holds().round
         codec = LADDER[0] if rules.codec == AUTO else rules.codec
-        return values * BITS_PER_VALUE[codec] / 8, values * BITS_PER_VALUE[rules.gather_codec] / 8
+        return values * bits_per_value(codec) / 8, values * bits_per_value(rules.gather_codec) / 8
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class EarlyUploads(LineShares):
     def _codecs_for_long(self, beats: Beats, model: ModelSchema) -> dict[str, str]:
         """The coarsest codec tells too little to be better than a few rounds of waiting."""
         codecs, finer = self.codecs_of(beats, model, self._time_s), LADDER[-2]
-        size = BITS_PER_VALUE[finer] / 8 * self.values(model)
+        size = bits_per_value(finer) / 8 * self.values(model)
         for peer, beat in beats.items():
             if self._holds().round.codec == AUTO and codecs[peer] == LADDER[-1] and beat is not None:
                 codecs[peer] = finer if size <= TIME_MOST_S * beat.up_bytes_per_s else LADDER[-1]

@@ -198,6 +198,7 @@ class IoWorkers:
             files,
             attached.held,
         )
+        state.merge_by(attached.known.manifest.merge.policy)
         submit, tell, peer, own = tools.arithmetic.submit, tools.carry_out, tools.identity.peer_id, tools.own
         results = checkpoints = keeping = None
         if own.kept_results.on_disk:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from torch import Tensor
 
-from farflung.compression.codec import BETA_OF, ErrorFeedback, NonFinite, codec_named
+from farflung.compression.codec import ErrorFeedback, NonFinite, beta_of, codec_named
 from farflung.peer.machine.effects import Encode
 from farflung.protocol.frames import Payload
 
@@ -157,10 +157,11 @@ class Encoding:
     def begin(self) -> None:
         source, effect = self._source, self._effect
         feedback = source.feedback()
-        if effect.codec not in BETA_OF and feedback is not None and feedback.residual is None:
+        beta = beta_of(effect.codec)
+        if beta is None and feedback is not None and feedback.residual is None:
             feedback = None  # nothing coarse was ever sent: the memory for what it loses is not taken
         if feedback is not None:
-            feedback.open(source.delta_n, BETA_OF.get(effect.codec, 1.0))
+            feedback.open(source.delta_n, 1.0 if beta is None else beta)
             source.read(source.delta_n)
         self._feedback = feedback
         self._sent.begin(len(effect.order) * self._codec.payload_bytes(source.elements))

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, square_length
+from farflung.collectives.arithmetic.merge import dot_products, merged_chunk, rule_of, square_length
 from farflung.collectives.round.effects import Install, Measure, Merge, Roll, Weigh
 from farflung.compression.codec import AUTO, ErrorFeedback, codec_named, feedback_for
 from farflung.compression.native import scratch
@@ -156,7 +156,7 @@ class OuterState:
         `mark_torn` is told before the anchor stops being one version, and when it is one again.
         """
         self._model = model
-        self._gather = codec_named(rules.gather_codec)
+        self._gather, self._rule = codec_named(rules.gather_codec), rule_of("mean")
         self._codecs = {codec_named(name) for name in _codecs_of(rules)}
         self._making: Callable[[int], OuterStep] = lambda version: outer
         fragments = tuple(held) or model.fragments(rules.fragments)
@@ -180,6 +180,10 @@ class OuterState:
         self._hashes = {chunk: b"" for each in fragments for chunk in each.chunks}
         self._fresh: dict[int, bytes] = {}  # of chunks that have changed: what the hash is now
         self.digests = dict.fromkeys(self._fragments, b"")  # of each fragment, as it was sealed last
+
+    def merge_by(self, policy: str) -> None:
+        """Of [merge]; without it, the weighted mean."""
+        self._rule = rule_of(policy)
 
     def follow(self, making: Callable[[int], OuterStep], codec: str) -> None:
         """`making`: the step that makes a version, from now on; `codec`: of contributions, where another one is due."""
@@ -414,7 +418,8 @@ class OuterState:
     def merge(self, effect: Merge) -> bytes:
         self._sent.rest()  # who merges has sent its own
         codec = codec_named(effect.codec) if effect.codec else self._gather
-        return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights)
+        rule = None if effect.codec else self._rule  # what a group adds up is a sum in any case
+        return merged_chunk(codec, self._model.chunk_elements, effect.payloads, effect.weights, rule=rule)
 
 
 def payload_bytes_most(rules: RoundSection, elements: int) -> int:

@@ -173,5 +173,5 @@ def test_what_is_not_finite_is_not_encoded(name: str, bad: float) -> None:
 def test_a_codec_is_known_by_its_name_and_by_its_payloads() -> None:
     for name in NAMES:
         assert codec_in(encode(name, noise(3))).name == name
-    with pytest.raises(UserError, match="it knows: bf16, fp32, int2, int4, int8, sparse, topk"):
+    with pytest.raises(UserError, match='no installed package has the codec "zip"'):
         codec_named("zip")

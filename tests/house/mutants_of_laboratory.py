@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutant import Mutant
 
 REPLICA, WORLD = "simulator/laboratory/replica.py", "simulator/laboratory/laboratory.py"
+OF_PACKAGES = ("tests/protocol/test_extensions.py",)
 OF_RUNS = ("tests/whole/test_laboratory.py",)
 
 LABORATORY = (
@@ -21,6 +22,48 @@ LABORATORY = (
         "if self._waits == waits:  # nothing else has woken it",
         "if True:",
         OF_RUNS,
+    ),
+    Mutant(
+        "a step of a package that remembers something is refused",
+        "collectives/arithmetic/conformance.py",
+        "            other = make()",
+        "            other = other",
+        OF_PACKAGES,
+    ),
+    Mutant(
+        "a part of a chunk is stepped as it is within the whole",
+        "collectives/arithmetic/conformance.py",
+        "        third.step(part[0][here], tuple(each[here] for each in part[1:]), d_n[here], version)",
+        "        third.step(part[0], tuple(part[1:]), d_n, version)",
+        OF_PACKAGES,
+    ),
+    Mutant(
+        "what a package has is tried before it is used",
+        "protocol/extensions.py",
+        '    if flaw := EntryPoint("", kind.suite, "").load()(made):',
+        "    if flaw := None:",
+        OF_PACKAGES,
+    ),
+    Mutant(
+        "a codec of a package keeps what it says that it loses",
+        "compression/codec.py",
+        "    beta: float | None = loaded(CODEC, codec).memory",
+        "    beta: float | None = None",
+        OF_PACKAGES,
+    ),
+    Mutant(
+        "what auditors could not recompute is not audited",
+        "protocol/manifest.py",
+        "    if rule not in POLICIES:",
+        "    if not rule:",
+        OF_PACKAGES,
+    ),
+    Mutant(
+        "what a group adds up is a sum in any case, and a result follows the run's rule",
+        "peer/state/outer_state.py",
+        "        rule = None if effect.codec else self._rule  # what a group adds up is a sum in any case",
+        "        rule = None",
+        ("tests/whole/test_own_rules.py",),
     ),
     Mutant("each replica has random numbers of its own", REPLICA, "torch.manual_seed(seed)", "pass", OF_RUNS),
     Mutant(

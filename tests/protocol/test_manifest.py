@@ -15,7 +15,7 @@ from farflung.compression.codec import AUTO, codec_names
 from farflung.console.run_toml import SHORT, TEMPLATE, description
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT
-from farflung.protocol.manifest import HUGE, MAX_MANIFEST_BYTES, CodecName, Manifest, Periods, ResultCodecName
+from farflung.protocol.manifest import CODECS, HUGE, MAX_MANIFEST_BYTES, Manifest, Periods, ResultCodecName
 from farflung.protocol.model_schema import values_of
 
 
@@ -376,11 +376,10 @@ def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
 
 def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
     """The coordinator knows them by name only: it starts without torch."""
-    assert {*get_args(CodecName), *get_args(ResultCodecName)} == {*codec_names(), AUTO}
-    assert set(get_args(CodecName)) - set(get_args(ResultCodecName)) == {"topk", "int2"}, (
-        "results lose nothing"
-    )
-    assert set(get_args(ResultCodecName)) - set(get_args(CodecName)) == {"sparse"}
+    of_results = set(get_args(ResultCodecName))
+    assert {*CODECS, *of_results} == {*codec_names(), AUTO}
+    assert set(CODECS) - of_results == {"topk", "int2"}, "results lose nothing"
+    assert of_results - set(CODECS) == {"sparse"}
     with pytest.raises(UserError, match="codec"):
         Manifest.from_toml('[round]\ncodec = "fp33"\n', "run.toml")
 

@@ -22,6 +22,8 @@ from farflung.console.main import app
 from farflung.peer.builtin.corpus import held_out_bytes
 from farflung.peer.builtin.llama import Llama
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import exit_codes
+from rig import own_rules
 from rig.waiting import is_running
 
 pytestmark = pytest.mark.slow
@@ -229,3 +231,27 @@ def test_peers_whose_models_compute_something_else_are_told_in_the_first_round(s
     told = [text for text in notes if "computes something else" in text]
     assert len(told) <= 2, "of the first two that say so the one that came later may be named"
     assert told[-1].startswith(f"{bob}: ")
+
+
+def test_P1_a_run_whose_step_codec_and_merge_rule_are_a_packages(stage: Any, tmp_path: Path) -> None:
+    """One who lacks the package is told so in a line, and the run goes on without."""
+    folder = tmp_path / "installed"
+    own_rules.write_example(folder)
+    stage.write_run(rounds=6)
+    text = (stage.folder / "run.toml").read_text()
+    for section, key in (("outer", 'step = "lion"\nlr = 0.01'), ("round", 'codec = "ternary"')):
+        text = text.replace(f"\n[{section}]\n", f"\n[{section}]\n{key}\n")
+    (stage.folder / "run.toml").write_text(f'{text}\n[merge]\npolicy = "median"\naudit = 0\n')
+    stage.environ["PYTHONPATH"] = str(folder)
+    stage.coordinate("--exit-when-done")
+    del stage.environ["PYTHONPATH"]
+    stage.join("lacks")
+    assert stage.wait("lacks") == exit_codes.USAGE
+    *_, told = stage.log("lacks").splitlines()
+    assert 'no installed package has the outer step "lion" (there is none)' in told, stage.log("lacks")
+    assert told.endswith("with the same packages beside it?")
+    stage.environ["PYTHONPATH"] = str(folder)
+    for name in "abc":
+        stage.join(name)
+    assert [stage.wait(name) for name in "abc"] == [0, 0, 0], stage.log("a")
+    assert same_model(*map(stage.model, "abc"))
