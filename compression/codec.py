@@ -164,6 +164,16 @@ def feedback_for(codec: str) -> ErrorFeedback | None:
     return ErrorFeedback(beta) if beta is not None else None
 
 
+# What a peer has not sent while it was away says ever less of where to go: for each version without it, and after so
+# many nothing.
+_SHARE_OF_MISSED, _MISSED_MOST = 0.95, 60
+
+
+def share_after(missed: int) -> float:
+    """Of what was left to send, after so many versions without this peer."""
+    return float(_SHARE_OF_MISSED**missed) if missed <= _MISSED_MOST else 0.0
+
+
 class ErrorFeedback:
     def __init__(self, beta: float) -> None:
         self._beta = _checked(beta)  # of the round that is open
@@ -178,6 +188,11 @@ class ErrorFeedback:
     def residual(self) -> Tensor | None:
         """[n], to be read; None before the first pseudo-gradient."""
         return self._residual_n
+
+    def take_up(self, residual_n: Tensor, share: float) -> None:
+        """What an earlier life of this peer left, any float type, unless there is something of this one."""
+        if self._residual_n is None and share > 0.0:
+            self._residual_n = residual_n.float().mul_(share)
 
     def open(self, delta_n: Tensor, beta: float | None = None) -> None:
         """A round begins with this pseudo-gradient (flat, any float type); the one before must be decided.
@@ -242,7 +257,7 @@ class ErrorFeedback:
         self._residual_n.sub_(delta_n).div_(self._beta)
 
     def reset(self) -> None:
-        """After a rejoin: the residual was of a state that is gone."""
+        """The residual was of a state that is gone."""
         self._residual_n = None
         self.settle()
 

@@ -27,6 +27,7 @@ from farflung.peer.machine.disk_words import (
 )
 from farflung.peer.machine.effects import Digests, Restore, SaveFragment
 from farflung.peer.state.keeping_state import put_back, ways_of
+from farflung.peer.state.unsent import Unsent
 from farflung.protocol.frames import Payload
 from farflung.protocol.mode_words import Shelved
 from farflung.protocol.model_schema import Fragment
@@ -83,13 +84,14 @@ def is_kept(known: Mapping[int, Digests], disks: Iterable[VirtualDisk]) -> bool:
 
 @dataclass
 class OwnDisk:
-    """Beside the key of one peer: what peer/state/keeping_state.py and peer/state/keeping_state.py keep."""
+    """Beside the key of one peer: what peer/state/keeping_state.py and peer/state/unsent.py keep."""
 
     results_on_disk: bool = False
     # Era, version, digest, bytes.
     pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
     commits: bytes = b""  # as the coordinator signed them
+    unsent: Unsent = field(default_factory=Unsent)  # of a peer that left in order
     kept: KeptDisk | None = None  # the newest version, where the world's peers keep it
     stage: int = -1  # of a model that is cut into some: that these are of
 

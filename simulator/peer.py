@@ -33,6 +33,7 @@ from farflung.peer.machine.handshake import Me, PeerConfig
 from farflung.peer.machine.machine import PeerMachine
 from farflung.peer.state.keeping_state import logged_answer
 from farflung.peer.state.outer_state import OuterState
+from farflung.peer.state.unsent import Unsent
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.frames import Frame, Header, Kind, Spoiled, with_payload
 from farflung.protocol.manifest import Manifest
@@ -194,6 +195,16 @@ class VirtualPeer:
         """Through which states the microbatches behind a slot have passed: for the invariants."""
         self._kept_paths[slot] = paths
 
+    def versions(self) -> dict[int, int]:
+        """Of what it holds, by fragment."""
+        joined = self.member.joined
+        replicas = joined.replicas if joined is not None else ()
+        return {replica.fragment.number: replica.held.version for replica in replicas}
+
+    def leave_unsent(self) -> None:
+        """It ends in order: what it has not sent yet goes to its disk, as peer/state/unsent.py has it."""
+        self.own.unsent = Unsent.of(self.state, self.member.reports.era, self.versions())
+
     def paths_of(self, slot: int) -> dict[int, Any]:
         return self._kept_paths[slot]
 
@@ -340,6 +351,7 @@ class VirtualPeer:
                     result = self.world.forge_sum(self.peer, effect, result)
                 self.carry_out(self.member.on_calculated(effect, result, now))
             case do.Encode():
+                self.own.unsent.take_up(self.state, effect.fragment, era, self.versions()[effect.fragment])
                 for made, problem in self.state.encode(self.slots[effect.slot], effect):
                     payloads = self.world.forge(self.peer, made)
                     self.world.observe("encoded", (self, effect, payloads))

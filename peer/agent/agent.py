@@ -447,6 +447,7 @@ class Agent:
         self._hands = hands = IoWorkers.of(attached, shared, self._machine.member, self._tools)
         self._fetching.expect(count)
         self._arithmetic.submit(hands.state.choose_paths, nothing)
+        self._arithmetic.submit(hands.unsent.read, nothing)
         self._arithmetic.submit(let_go_of_text, nothing)
         return hands
 
@@ -608,6 +609,9 @@ class Agent:
             if encoding.is_wanted(made):
                 self._carry_out(self._machine.member.on_encoded(effect.round_no, *made, time.monotonic()))
 
+        era, number = self._machine.member.reports.era, effect.fragment
+        before = hands.unsent.of_before
+        submit(lambda: before.take_up(state, number, era, self._versions.get(number, 0)), nothing)
         submit(encoding.begin, nothing)
         for first in encoding.firsts:
             self._arithmetic.beside(
@@ -691,6 +695,9 @@ class Agent:
         hands = self._hands
         if hands is not None:
             hands.begin_to_close(finished)
+            if not finished:
+                era = self._machine.member.reports.era
+                self._arithmetic.submit(lambda: hands.unsent.write(hands.state, era, self._versions), nothing)
         self._arithmetic.close()
         self._inbox.close()
         if hands is not None:

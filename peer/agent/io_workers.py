@@ -35,6 +35,7 @@ from farflung.peer.state.checkpoint_thread import Checkpointing, StartJobs
 from farflung.peer.state.keeping_state import Arriving, DiskPlace, KeepingResults, KeepingState, name_on_disk
 from farflung.peer.state.keeping_state import ResultPlace as KeepingPlace
 from farflung.peer.state.outer_state import Files, OuterState, payload_bytes_most, unnamed_file
+from farflung.peer.state.unsent import UnsentWork
 from farflung.peer.worker import Pool, Submit, nothing
 from farflung.protocol.digests import HASH_BYTES
 from farflung.protocol.errors import Verdict
@@ -181,6 +182,7 @@ class IoWorkers:
     keeping: KeepingState | None
     beginning: StartJobs
     archive: Archiving | None
+    unsent: UnsentWork
     of_mode: ModeHand
 
     @staticmethod
@@ -223,6 +225,7 @@ class IoWorkers:
             keeping,
             StartJobs(attached, machine, submit, tell),
             archive,
+            UnsentWork(tools.folder, peer, attached),
             _mode_hand(attached, shared, tools),
         )
 

@@ -307,6 +307,7 @@ class OuterState:
 
     def undo(self, fragment: int, chunk: int, version: int) -> bool:
         """Make of the chunk what it was at this version, which was kept last; False if that can't be done."""
+        self._forget_unsent(fragment)
         hashes = self.before.hashes_at(fragment, version)
         if hashes is None:
             return False
@@ -400,6 +401,22 @@ class OuterState:
             feedback.settle(owed=self._gather.name == SPARSE)
         else:
             feedback.withdraw(self.part(slot, fragment))
+
+    def unsent(self) -> dict[int, Tensor]:
+        """Of each fragment what a coarse codec has not sent yet; what is under way counts as taken."""
+        found = {number: each.residual for number, each in self._feedbacks.items() if each is not None}
+        return {number: residual_n for number, residual_n in found.items() if residual_n is not None}
+
+    def take_up(self, fragment: int, residual_n: Tensor, share: float) -> None:
+        """A share of what an earlier life of this peer had not sent."""
+        feedback = self._feedbacks[fragment]
+        if feedback is not None:
+            feedback.take_up(residual_n, share)
+
+    def _forget_unsent(self, fragment: int) -> None:
+        """The run goes back from the state that it belongs to."""
+        if (feedback := self._feedbacks[fragment]) is not None:
+            feedback.reset()
 
     def _feedback_at(self, chunk: int) -> tuple[ErrorFeedback | None, int]:
         """And where the chunk begins in its residual."""

@@ -215,6 +215,7 @@ class Laboratory(World):
     def _take_away(self, number: int) -> None:
         peer = self.peers[peer_of(self._keys[number])]
         if peer.alive and not peer.exit_code and isinstance(peer.trainer, ScriptReplica):
+            peer.leave_unsent()
             peer.alive = False
             peer.trainer.leave()
             self._away.add(number)

@@ -9,7 +9,7 @@ Read by the laboratory; the file is the user's own.
     down = "20 Mbit/s"
     delay_ms = 20                 # one way, on this side of the internet
     joins_s = 0                   # seconds after the run began
-    away_s = [[600, 900]]         # killed at the first, started again at the second
+    away_s = [[600, 900]]         # stopped at the first, started again at the second
 """
 
 from __future__ import annotations

@@ -6,12 +6,41 @@ from mutant import Mutant
 
 FEEDBACK, STATE, MANIFEST = "compression/codec.py", "peer/state/outer_state.py", "protocol/manifest.py"
 OF_FEEDBACK = ("tests/compression/test_feedback.py",)
+OF_UNSENT = ("tests/peer/state/test_unsent.py",)
 OF_STATE, OF_MANIFEST = ("tests/peer/state/test_sparse_results.py",), ("tests/protocol/test_manifest.py",)
 PLAIN, OF_CODECS = "compression/plain_codecs.py", ("tests/compression/test_codecs.py",)
 
 SPARSE = (
     Mutant(
         "what a result has is not refunded", FEEDBACK, "sent_n.mul_(result_n == 0)", "sent_n", OF_FEEDBACK
+    ),
+    Mutant(
+        "what was not sent belongs to a state",
+        "peer/state/unsent.py",
+        "left.era == era and version >= left.version",
+        "version >= left.version",
+        OF_UNSENT,
+    ),
+    Mutant(
+        "what was not sent is taken up once",
+        "peer/state/unsent.py",
+        "        left = self.left.pop(fragment, None)",
+        "        left = self.left.get(fragment)",
+        OF_UNSENT,
+    ),
+    Mutant(
+        "what was not sent grows old",
+        FEEDBACK,
+        "return float(_SHARE_OF_MISSED**missed) if missed <= _MISSED_MOST else 0.0",
+        "return 1.0 if missed <= _MISSED_MOST else 0.0",
+        OF_UNSENT,
+    ),
+    Mutant(
+        "a run that goes back forgets what was not sent",
+        STATE,
+        "        self._forget_unsent(fragment)",
+        "        pass",
+        OF_UNSENT,
     ),
     Mutant(
         "nothing is refunded twice",

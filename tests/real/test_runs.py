@@ -255,3 +255,23 @@ def test_P1_a_run_whose_step_codec_and_merge_rule_are_a_packages(stage: Any, tmp
         stage.join(name)
     assert [stage.wait(name) for name in "abc"] == [0, 0, 0], stage.log("a")
     assert same_model(*map(stage.model, "abc"))
+
+
+def test_what_a_peer_has_not_sent_yet_waits_on_its_disk_until_it_is_back(stage: Any) -> None:
+    stage.write_run(sync_every=5)
+    text = (stage.folder / "run.toml").read_text()
+    (stage.folder / "run.toml").write_text(
+        text.replace("\n[outer]\nmomentum = 0.5\n", '\n[outer]\nstep = "sparse"\n')
+    )
+    stage.coordinate()
+    for name in "ab":
+        stage.join(name)
+    stage.until(trained(2, version=2), "both take part")
+    stage.processes["a"].send_signal(signal.SIGINT)
+    assert stage.wait("a") == 0
+    [left] = stage.folder.glob("**/*.unsent")
+    assert left.stat().st_size > 1000
+    version = stage.status()["version"]
+    stage.join("a")
+    stage.until(trained(2, version=version + 2), "it is back")
+    assert not left.exists() and "not sent" not in stage.log("a")
