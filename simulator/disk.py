@@ -91,7 +91,7 @@ class OwnDisk:
     pieces: dict[int, tuple[int, int, bytes, bytes]] = field(default_factory=dict)
     results: dict[tuple[int, int, int], Payload] = field(default_factory=dict)  # era, version, chunk
     commits: bytes = b""  # as the coordinator signed them
-    unsent: Unsent = field(default_factory=Unsent)  # of a peer that left in order
+    unsent: Unsent | None = None  # of a peer that left in order
     kept: KeptDisk | None = None  # the newest version, where the world's peers keep it
     stage: int = -1  # of a model that is cut into some: that these are of
 

@@ -351,7 +351,9 @@ class VirtualPeer:
                     result = self.world.forge_sum(self.peer, effect, result)
                 self.carry_out(self.member.on_calculated(effect, result, now))
             case do.Encode():
-                self.own.unsent.take_up(self.state, effect.fragment, era, self.versions()[effect.fragment])
+                if self.own.unsent is not None:
+                    version = self.versions()[effect.fragment]
+                    self.own.unsent.take_up(self.state, effect.fragment, era, version)
                 for made, problem in self.state.encode(self.slots[effect.slot], effect):
                     payloads = self.world.forge(self.peer, made)
                     self.world.observe("encoded", (self, effect, payloads))

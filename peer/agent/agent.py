@@ -64,6 +64,7 @@ from farflung.peer.machine.trainer_proxy import Pulse
 from farflung.peer.settings import default_path
 from farflung.peer.state.checkpoint_thread import RunFacts
 from farflung.peer.state.delta_encoder import Encoded
+from farflung.peer.state.keeping_state import name_on_disk
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.worker import Inbox, Job, Pool, nothing, shares, usual_threads
 from farflung.protocol.errors import Counters, FarflungError, LeaveCause, Verdict
@@ -428,7 +429,8 @@ class Agent:
     def _hold(self, attached: Attached) -> None:
         """Tell the trainer where the memory is.  The first one's model says how large everything is."""
         hands = self._hands or self._share_memory(attached)
-        told = hands.shared.as_message()
+        name = name_on_disk(attached, self._identity.peer_id) if self._options.own.keep else ""
+        told = replace(hands.shared.as_message(), beside=str(self._tools.folder / name) if name else "")
         for stage in hands.attached.stages:
             told = replace(told, stage=stage, belt=hands.of_mode.begin(self._crossing_bytes))
         self._local.send(told)

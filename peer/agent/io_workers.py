@@ -225,7 +225,7 @@ class IoWorkers:
             keeping,
             StartJobs(attached, machine, submit, tell),
             archive,
-            UnsentWork(tools.folder, peer, attached),
+            UnsentWork(tools.folder, peer, attached, may_keep=bool(own.keep)),
             _mode_hand(attached, shared, tools),
         )
 

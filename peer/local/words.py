@@ -172,6 +172,7 @@ class Shared(_Local, frozen=True, kw_only=True, tag="shared"):
     elements: int
     stage: int = 0  # the trainer holds this one, whose values these are
     belt: str = ""  # crossings pass through it; empty: the model is in one piece
+    beside: str = ""  # how names begin of what a trainer keeps on the peer's disk; empty: nothing
 
 
 class Provide(_Local, frozen=True, kw_only=True, tag="provide"):

@@ -41,6 +41,7 @@ from farflung.peer.worker import Job, Submit, Worker, nothing
 from farflung.protocol.digests import root_of
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import Frame, Header, Kind, Payload, bare_answer, with_payload
+from farflung.protocol.process import own_files
 from farflung.protocol.run_terms import Attached
 
 # ---- arrived pieces ----------------------------------------------------------------------------------------
@@ -49,8 +50,6 @@ from farflung.protocol.run_terms import Attached
 # Owned by the agent, which tells it of every piece that is installed, rolled on or sealed. All of it happens
 # in the arithmetic, after the piece itself. A disk that fails is told once, and the joiner goes on without
 # it. Must not know what a round is, nor whom pieces come from.
-
-STALE_S = 7 * 86400.0  # what was left behind by a peer that never came back
 
 
 class KeptPieces(Protocol):
@@ -150,7 +149,7 @@ class Arriving:
     def _read_pieces(self, era: int, state: OuterState, whole: Set[int]) -> Held:
         held: Held = {}
         try:
-            for path in left_behind(self._path):
+            for path in own_files.left_behind(self._path):
                 path.unlink(missing_ok=True)
             if not self._path.exists():
                 return {}
@@ -183,12 +182,6 @@ def name_on_disk(attached: Attached, peer: str) -> str:
     """Of what this peer keeps of the run: each stage that it ever held lies under a name of its own."""
     of_stages = "".join(f"-stage{stage}" for stage in attached.stages)
     return f"{attached.known.run_id.hex()}-{peer}{of_stages}"
-
-
-def left_behind(own: Path) -> list[Path]:
-    """What lies beside it, is of its kind, and was not touched for long."""
-    others = [path for path in own.parent.glob("*" + own.suffix) if path != own]
-    return [path for path in others if time.time() - path.stat().st_mtime > STALE_S]
 
 
 # ---- results on disk ---------------------------------------------------------------------------------------
@@ -288,7 +281,7 @@ class KeepingResults:
     def _open(self, place: DiskPlace) -> None:
         known = self._attached.known
         path = place.folder / f"{name_on_disk(self._attached, place.peer)}.results"
-        for other in left_behind(path):
+        for other in own_files.left_behind(path):
             _clear(other)
         keep = known.manifest.round.keep_results
         self._kept = KeptResults(path, self._attached.name, keep, place.limit_bytes, place.payload_bytes)

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from farflung.compression.codec import feedback_for, share_after
-from farflung.peer.state.keeping_state import left_behind, name_on_disk
+from farflung.peer.state.keeping_state import name_on_disk
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.process import own_files
 from farflung.protocol.run_terms import Attached
@@ -59,16 +59,16 @@ class Unsent:
 class UnsentWork:
     """Every method is called in the arithmetic."""
 
-    def __init__(self, folder: Path, peer: str, attached: Attached) -> None:
+    def __init__(self, folder: Path, peer: str, attached: Attached, may_keep: bool = True) -> None:
         self._path = folder / f"{name_on_disk(attached, peer)}{SUFFIX}"
         self._sizes = {each.number: each.count * attached.model.chunk_elements for each in attached.held}
-        self._is_kept = feedback_for(attached.known.manifest.round.codec) is not None
+        self._is_kept = may_keep and feedback_for(attached.known.manifest.round.codec) is not None
         self.of_before = Unsent()
 
     def read(self) -> None:
         if not self._is_kept:
             return
-        for path in left_behind(self._path):
+        for path in own_files.left_behind(self._path):
             path.unlink(missing_ok=True)
         if not self._path.exists():
             return
@@ -90,7 +90,7 @@ class UnsentWork:
     def write(self, state: OuterState, era: int, versions: Mapping[int, int]) -> None:
         """With what no contribution has taken up since it was read."""
         left = self.of_before.left | Unsent.of(state, era, versions).left
-        if not left:
+        if not left or not self._is_kept:
             return
         # Half of the bytes: it is what was left over, and 8 bits of fraction are enough of that.
         tensors = {str(number): each.residual_n.to(torch.bfloat16) for number, each in left.items()}

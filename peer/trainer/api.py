@@ -333,7 +333,8 @@ class Connection:
             loop.watch_optimizer(optimizer)
             loop.attach()
             loop.watch_loads()
-            if run.version > 0:  # at version 0 nobody has more than a fresh optimizer
+            # At version 0 nobody has more than a fresh optimizer.
+            if run.version > 0 and not loop.kept_optimizer.read_into(optimizer):
                 steps.start_small()
             undo.pop_all()
         return run
@@ -376,6 +377,7 @@ class Run:
         self._loop = loop
         self._steps = steps
         self._weight = 1.0
+        self._is_closed = False
 
     # ---- training
 
@@ -594,6 +596,9 @@ class Run:
         self._loop.end_watch()
         self._steps.end()
         self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
+        if self.version < self.manifest.run.rounds and not self._is_closed:
+            self._loop.kept_optimizer.write(self.optimizer)
+        self._is_closed = True
 
     def __getstate__(self) -> object:
         """A worker that is spawned and not forked would be sent a copy."""

@@ -41,6 +41,7 @@ from farflung.peer.local.words import Computed, FromTrainer, Logged, Score, Scor
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
 from farflung.peer.trainer.copy_queues import LASTING
+from farflung.peer.trainer.kept_optimizer import KeptOptimizer
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.peer.trainer.machine import TrainerMachine
 from farflung.peer.trainer.pending_delta import PendingDelta
@@ -141,6 +142,7 @@ class InnerLoop:
         self._agent_problem = agent_problem  # why the agent is gone, or None
         self._clock = clock
         self._shared: SharedState | None = None
+        self._beside = ""
         self._loaded: list[Tensor] = []  # the model, each part of it as it was set last
         self._before: dict[int, list[Tensor]] = {}  # fragments, before a step that they must not see
         self._watch: LoadWatch | None = None  # that no weights are loaded past the run
@@ -165,6 +167,11 @@ class InnerLoop:
     def shared(self) -> SharedState:
         assert self._shared is not None, "before attach()"
         return self._shared
+
+    @property
+    def kept_optimizer(self) -> KeptOptimizer:
+        """Of several ranks each has a part of what is to be known: none is kept."""
+        return KeptOptimizer(self._beside if self.ranks.count == 1 else "")
 
     @property
     def run_digest(self) -> bytes:
@@ -474,6 +481,7 @@ class InnerLoop:
             self._shared = FarMemory(word)
             return
         shared = self._shared = SharedState.open(word)
+        self._beside = word.beside
         lasting = LASTING.add((shared.anchor, *shared.moments, *shared.slots))
         weakref.finalize(shared, LASTING.end, lasting)
 

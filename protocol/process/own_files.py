@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -20,6 +21,7 @@ from farflung.protocol.errors import UserError
 
 OWN_FILE, OWN_FOLDER = 0o600, 0o700
 _OTHERS = 0o077
+STALE_S = 7 * 86400.0
 
 
 def opened(path: str | Path, flags: int) -> int:
@@ -83,6 +85,12 @@ def begun(path: Path, raw: bytes) -> None:
             os.link(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def left_behind(own: Path) -> list[Path]:
+    """What lies beside it, is of its kind, and was not touched for long: its peer never came back."""
+    others = [path for path in own.parent.glob("*" + own.suffix) if path != own]
+    return [path for path in others if time.time() - path.stat().st_mtime > STALE_S]
 
 
 def sync_folder(folder: Path) -> None:

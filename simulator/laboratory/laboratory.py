@@ -18,6 +18,7 @@ from farflung.collectives.round.effects import SendFrame
 from farflung.compression.codec import codec_named
 from farflung.coordinator.ledger.records import CommittedRound, Record, tag_of
 from farflung.peer.machine.effects import Exit
+from farflung.peer.trainer.kept_optimizer import OptimizerState
 from farflung.protocol.caps import duration
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
@@ -120,6 +121,7 @@ class Laboratory(World):
         self._numbers = {peer_of(key): number for number, key in enumerate(self._keys)}
         self._starting = 0
         self._replicas: list[ScriptReplica] = []
+        self._optimizers: dict[int, OptimizerState | None] = {}  # of those that left, on their own disks
         self._to_come = len(places)
         self._away: set[int] = set()
         self._up = [VirtualLine(each.up) for each in places]
@@ -190,6 +192,7 @@ class Laboratory(World):
         made = ScriptReplica(
             self.manifest, self._names[number], self._script, place.step_s, seed, aloud=not self._replicas
         )
+        made.kept = self._optimizers.pop(number, None)
         self._replicas.append(made)
         return made
 
@@ -216,6 +219,8 @@ class Laboratory(World):
         peer = self.peers[peer_of(self._keys[number])]
         if peer.alive and not peer.exit_code and isinstance(peer.trainer, ScriptReplica):
             peer.leave_unsent()
+            if peer.trainer.optimizer is not None:
+                self._optimizers[number] = OptimizerState.of(peer.trainer.optimizer)
             peer.alive = False
             peer.trainer.leave()
             self._away.add(number)

@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from farflung.peer.local.memory import LOOK_AGAIN_S, Copied, SharedState, VersionArriving
 from farflung.peer.local.words import Attach, Begin, Bye, FromTrainer, ToTrainer
-from farflung.peer.trainer.api import CONNECTED, Connection
+from farflung.peer.trainer.api import CONNECTED, Connection, Losses, Run
 from farflung.peer.trainer.inner_loop import InnerLoop
+from farflung.peer.trainer.kept_optimizer import KeptOptimizer, OptimizerState
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
@@ -142,6 +144,8 @@ class ScriptReplica:
         self._closed = False
         self.loop: ReplicaLoop | None = None
         self.figures: dict[str, float] = {}
+        self.optimizer: Optimizer | None = None
+        self.kept: OptimizerState | None = None  # by the replica before it, which left in order
         self.began_s: float | None = None  # its first step
         self.ended_s = 0.0  # its last
         self._dice = OwnDice(seed)
@@ -269,6 +273,10 @@ class ReplicaConnection(Connection):
         super().__init__(replica, manifest, name)
         self._replica = replica
 
+    def join(self, model: nn.Module, optimizer: Optimizer, held_out: Losses | None = None) -> Run:
+        self._replica.optimizer = optimizer
+        return super().join(model, optimizer, held_out)
+
     def _loop(self, model: nn.Module) -> InnerLoop:
         self._replica.loop = ReplicaLoop(self._replica, model, self.manifest)
         return self._replica.loop
@@ -283,6 +291,10 @@ class ReplicaLoop(InnerLoop):
     def __init__(self, replica: ScriptReplica, model: nn.Module, manifest: Manifest) -> None:
         super().__init__(replica, model, manifest, replica.problem, replica.now)
         self._replica = replica
+
+    @property
+    def kept_optimizer(self) -> KeptOptimizer:
+        return KeptInMemory(self._replica.kept)
 
     def before_step(self) -> None:
         if not self.finished:
@@ -301,6 +313,15 @@ class ReplicaLoop(InnerLoop):
         if self._shared is None:
             self._shared = VirtualMemory(self._replica)
         return self._shared
+
+
+class KeptInMemory(KeptOptimizer):
+    def __init__(self, state: OptimizerState | None) -> None:
+        super().__init__("")
+        self._state = state
+
+    def read_into(self, optimizer: Optimizer) -> bool:
+        return self._state is not None and self._state.put_into(optimizer)
 
 
 class VirtualMemory(SharedState):

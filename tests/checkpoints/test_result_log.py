@@ -15,12 +15,13 @@ from farflung.checkpoints.result_log import ResultLog
 from farflung.collectives.round.effects import Roll, SendFrame
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.disk_words import ResultsFound, ResultsLost
-from farflung.peer.state.keeping_state import STALE_S, DiskPlace, KeepingResults, left_behind
+from farflung.peer.state.keeping_state import DiskPlace, KeepingResults
 from farflung.protocol.caps import RESULTS_BYTES
 from farflung.protocol.errors import StoreError
 from farflung.protocol.frames import SERVED_KINDS, Frame, Kind, parse
 from farflung.protocol.manifest import Manifest, RoundSection
 from farflung.protocol.model_schema import ModelSchema, TensorSpec
+from farflung.protocol.process.own_files import STALE_S, left_behind
 from farflung.protocol.run_terms import Attached, Known
 from farflung.simulator.world import Scenario, World
 from rig.waiting import PATIENCE_S

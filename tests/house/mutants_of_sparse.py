@@ -6,6 +6,7 @@ from mutant import Mutant
 
 FEEDBACK, STATE, MANIFEST = "compression/codec.py", "peer/state/outer_state.py", "protocol/manifest.py"
 OF_FEEDBACK = ("tests/compression/test_feedback.py",)
+KEPT, OF_KEPT = "peer/trainer/kept_optimizer.py", ("tests/peer/trainer/test_kept_optimizer.py",)
 OF_UNSENT = ("tests/peer/state/test_unsent.py",)
 OF_STATE, OF_MANIFEST = ("tests/peer/state/test_sparse_results.py",), ("tests/protocol/test_manifest.py",)
 PLAIN, OF_CODECS = "compression/plain_codecs.py", ("tests/compression/test_codecs.py",)
@@ -41,6 +42,27 @@ SPARSE = (
         "        self._forget_unsent(fragment)",
         "        pass",
         OF_UNSENT,
+    ),
+    Mutant(
+        "an optimizer takes up what is of its own kind and shapes",
+        KEPT,
+        "if self.about != _about(optimizer) or not all(bool(each.isfinite().all()) for each in floats):",
+        "if not all(bool(each.isfinite().all()) for each in floats):",
+        OF_KEPT,
+    ),
+    Mutant(
+        "what an optimizer takes up is a copy",
+        KEPT,
+        'value = value.to(parameter.device if where == "here" else "cpu", copy=True)',
+        'value = value.to(parameter.device if where == "here" else "cpu")',
+        OF_KEPT,
+    ),
+    Mutant(
+        "an optimizer that goes on has no small steps",
+        "peer/trainer/api.py",
+        "if run.version > 0 and not loop.kept_optimizer.read_into(optimizer):",
+        "if run.version > 0:",
+        ("tests/whole/test_laboratory.py",),
     ),
     Mutant(
         "nothing is refunded twice",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import farflung
+from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import Manifest
 from farflung.simulator.laboratory.laboratory import Laboratory, SimulatedRun
@@ -145,6 +146,48 @@ def test_a_peer_that_is_away_is_missed_for_as_long_and_comes_back() -> None:
     outcome = simulated(plain, [ReplicaPlace(), ReplicaPlace(), away], manifest(rounds=12))
     included = [each.included for each in outcome.rounds]
     assert outcome.version == 12 and included[0] == 3 and included[-1] == 3 and 2 in included
+
+
+def test_a_peer_that_comes_back_goes_on_with_its_optimizer_and_with_what_it_had_not_sent() -> None:
+    """A file of each on its own disk, in a real run."""
+    knew: list[float] = []
+    rates: list[float] = []
+
+    def script() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: rates.append(float(optimizer.param_groups[0]["lr"])))
+        with farflung.join(None, model, optimizer) as run:
+            if run.version:
+                knew.append(float(optimizer.state[model.weight]["step"]) if optimizer.state else 0.0)
+                rates.clear()
+            for rows in run.batches(torch.ones(8000, 64) / 64):
+                loss = (model(rows) - 1).square().mean()
+                loss.backward()
+                run.step(loss)
+
+    of = Manifest.from_toml(
+        RUN.format(rounds=12, codec="fp32")
+        .replace("lr = 0.7\nmomentum = 0.9", 'step = "sparse"')
+        .replace('codec = "fp32"\ngather_codec = "fp32"', ""),
+        "lab",
+    )
+    away = ReplicaPlace(away_s=((55.0, 60.0),))
+    world = Laboratory(of, script, [ReplicaPlace(), ReplicaPlace(), away], lambda done: None)
+    took: list[float] = []
+    take_up = OuterState.take_up
+
+    def seen(state: OuterState, fragment: int, residual_n: Tensor, share: float) -> None:
+        took.append(float(residual_n.norm()))
+        take_up(state, fragment, residual_n, share)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OuterState, "take_up", seen)
+        assert world.learn().version == 12
+    assert len(knew) == 1 and 40 <= knew[0] <= 60, "steps of its first life"
+    assert len(took) == 1 and took[0] > 0
+    assert set(rates) == {0.1}, "no small steps"
 
 
 def test_the_first_of_the_file_may_come_last() -> None:

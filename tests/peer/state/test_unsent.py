@@ -151,6 +151,14 @@ def test_a_damaged_file_is_told_and_costs_nothing_else(
     assert life.take_up() is None and files(tmp_path) == []
 
 
+def test_where_nothing_may_be_kept_nothing_is(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.unsent = UnsentWork(tmp_path, PEER, Attached(Known(manifest(), bytes(16)), MODEL), may_keep=False)
+    life.contribute()
+    life.end()
+    assert files(tmp_path) == []
+
+
 def test_a_full_disk_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     life = Life(tmp_path / "never made")
     life.contribute()
