@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 SUFFIX = ".unsent"
 
 
-class Left(NamedTuple):
+class UnsentPart(NamedTuple):
     """Of a fragment."""
 
     era: int
@@ -38,7 +38,7 @@ class Left(NamedTuple):
 
 
 class Unsent:
-    def __init__(self, left: dict[int, Left] | None = None) -> None:
+    def __init__(self, left: dict[int, UnsentPart] | None = None) -> None:
         self.left = left or {}  # by fragment
 
     @staticmethod
@@ -46,7 +46,7 @@ class Unsent:
         """`versions`: of each fragment that is whole."""
         found = state.unsent().items()
         return Unsent(
-            {number: Left(era, versions[number], each) for number, each in found if number in versions}
+            {number: UnsentPart(era, versions[number], each) for number, each in found if number in versions}
         )
 
     def take_up(self, state: OuterState, fragment: int, era: int, version: int) -> None:
@@ -81,11 +81,11 @@ class UnsentWork:
             log.warning("what was not sent yet when this peer left is lost: %s: %s", self._path, error)
         self._path.unlink(missing_ok=True)
 
-    def _left(self, residual_n: Tensor, name: str, told: str) -> Left:
+    def _left(self, residual_n: Tensor, name: str, told: str) -> UnsentPart:
         era, version = map(int, told.split())
         if residual_n.shape != (self._sizes.get(int(name)),):
             raise ValueError(f"fragment {name} has {list(residual_n.shape)} values")
-        return Left(era, version, residual_n)
+        return UnsentPart(era, version, residual_n)
 
     def write(self, state: OuterState, era: int, versions: Mapping[int, int]) -> None:
         """With what no contribution has taken up since it was read."""
