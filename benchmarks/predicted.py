@@ -26,13 +26,14 @@ from farflung.simulator.laboratory.places import ReplicaPlace
 STEP_S = 0.001  # the lab's trainers have no model: their values stand ready
 
 
+USUAL = ("20/5, int8", "20/5, sparse", "50/50, int8")
+
+
 def worlds(asked: Asked) -> dict[str, Setting]:
-    home = setting(asked, equal(asked, 4, 20, 5), 40)
-    return {
-        "20/5, int8": home,
-        "20/5, sparse": replace(home, options=replace(home.options, codec="topk")),
-        "50/50, int8": setting(asked, equal(asked, 4, 50), 100),
-    }
+    home, large = (setting(asked, equal(asked, 4, 20, 5), mb) for mb in (40, 400))
+    sparse = [replace(each, options=replace(each.options, codec="topk")) for each in (home, large)]
+    lines = dict(zip(USUAL, (home, sparse[0], setting(asked, equal(asked, 4, 50), 100)), strict=True))
+    return lines | {"large, int8": large, "large, sparse": sparse[1]}
 
 
 def script() -> None:
@@ -60,13 +61,15 @@ def foreseen(of: Setting) -> SimulatedRun:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("worlds", nargs="*", help="left out: all")
+    parser.add_argument(
+        "worlds", nargs="*", help="left out: those of 10 and 25 million values; large: 100 million"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'world':16} {'seconds':>9} {'foreseen':>9} {'':>7} {'plain':>7} {'MB/peer':>9} {'foreseen':>9}")
     for name, of in worlds(Asked(asked.rounds, None, None, "", False, "int8")).items():
-        if asked.worlds and name not in asked.worlds:
+        if name not in (asked.worlds or USUAL):
             continue
         real, done = run(of).result, foreseen(of).rounds
         seconds = statistics.median(b.at_s - a.at_s - STEP_S for a, b in itertools.pairwise(done))

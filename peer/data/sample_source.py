@@ -23,8 +23,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -47,27 +49,37 @@ from farflung.protocol.messages import UNKNOWN_LENGTH
 # 64-bit mixer keyed by blake3, not a cipher. It shuffles; it keeps no secret.
 
 _ROUNDS = 6
-_MASK = 2**64 - 1
+_BLOCK = 1024  # positions whose samples are found at once
 _ORDER_DOMAIN = "farflung.order.1"
 
 
 def permuted_index(seed: int, epoch: int, size: int, position: int) -> int:
     """The sample at `position` of this epoch's order over `size` samples."""
-    if not 0 <= position < size:
-        raise ValueError(f"position {position} is outside [0, {size})")
-    keys = _round_keys(seed, epoch)
-    half_bits = _half_bits(size)
-    index = _feistel(position, keys, half_bits)
-    while index >= size:
-        index = _feistel(index, keys, half_bits)
-    return index
+    return permuted_range(seed, epoch, size, position, position + 1)[0]
 
 
 def permuted_range(seed: int, epoch: int, size: int, start: int, stop: int) -> list[int]:
     """The samples at positions start, ..., stop - 1."""
     if not 0 <= start <= stop <= size:
         raise ValueError(f"range [{start}, {stop}) is outside [0, {size})")
-    return [permuted_index(seed, epoch, size, position) for position in range(start, stop)]
+    found: list[int] = []
+    while start < stop:
+        first = start - start % _BLOCK
+        found += _block(seed, epoch, size, first)[start - first : stop - first].tolist()
+        start = first + _BLOCK
+    return found
+
+
+@lru_cache(maxsize=64)
+def _block(seed: int, epoch: int, size: int, first: int) -> NDArray[np.uint64]:
+    """The samples from this position on.  Leases are read one batch after the other, and the samples of each batch by
+    themselves cost more than a small step."""
+    keys, half_bits, last = _round_keys(seed, epoch), _half_bits(size), np.uint64(size - 1)
+    places_n = np.uint64(first) + np.arange(min(_BLOCK, size - first), dtype=np.uint64)
+    indices_n = _feistel(places_n, keys, half_bits)
+    while len(outside := np.flatnonzero(indices_n > last)):
+        indices_n[outside] = _feistel(indices_n[outside], keys, half_bits)
+    return indices_n
 
 
 def _half_bits(size: int) -> int:
@@ -77,24 +89,25 @@ def _half_bits(size: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
+def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
     # Text, so that any integer is a valid seed and no two pairs collide.
     stream = blake3(f"{_ORDER_DOMAIN}:{seed}:{epoch}".encode()).digest(length=8 * _ROUNDS)
-    return tuple(int.from_bytes(stream[i : i + 8], "little") for i in range(0, len(stream), 8))
+    return np.frombuffer(stream, "<u8").astype(np.uint64)
 
 
-def _feistel(value: int, keys: tuple[int, ...], half_bits: int) -> int:
-    left, right = value >> half_bits, value & ((1 << half_bits) - 1)
+def _feistel(values_n: NDArray[np.uint64], keys: NDArray[np.uint64], half_bits: int) -> NDArray[np.uint64]:
+    half, shift = np.uint64(half_bits), np.uint64(64 - half_bits)
+    left_n, right_n = values_n >> half, values_n & np.uint64((1 << half_bits) - 1)
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) >> (64 - half_bits))
-    return (left << half_bits) | right
+        left_n, right_n = right_n, left_n ^ (_mix(right_n ^ key) >> shift)
+    return (left_n << half) | right_n
 
 
-def _mix(x: int) -> int:
-    """The 64-bit finalizer of splitmix64: every input bit reaches every output bit."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+def _mix(x_n: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The 64-bit finalizer of splitmix64: every input bit reaches every output bit.  Products keep their lower half."""
+    x_n = (x_n ^ (x_n >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x_n = (x_n ^ (x_n >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x_n ^ (x_n >> np.uint64(31))
 
 
 # ---- fingerprint -------------------------------------------------------------------------------------------
@@ -236,7 +249,7 @@ class MapStyle:
         self._dataset, self._seed = dataset, seed
 
     def read(self, span: Span) -> list[Any]:
-        return self._items(list(permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop)))
+        return self._items(permuted_range(self._seed, span.epoch, self.samples, span.start, span.stop))
 
     def _items(self, indices: list[int]) -> list[Any]:
         # Of torch's own convention; many times as fast.
