@@ -513,7 +513,7 @@ class Run:
             raise UserError(
                 "run.evaluate: not where several ranks are one peer; evaluate what run.save writes"
             )
-        return self._loop.at_version(compute)
+        return self._loop.evaluated(compute)
 
     def held_out_loss(self, losses: Losses) -> None:
         """What `[eval]` of run.toml needs of a script; without `[eval]` nothing follows.

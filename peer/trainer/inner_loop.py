@@ -440,6 +440,10 @@ class InnerLoop:
 
     # ---- the run's version in the model, for a moment
 
+    def evaluated(self, compute: Callable[[], Found]) -> Found:
+        """For the script."""
+        return self.at_version(compute)
+
     def at_version(self, act: Callable[[], Found], patience_s: float = VERSION_PATIENCE_S) -> Found:
         """What `act` finds with the anchor in the model; all of the model is afterwards as it was, to the bit."""
         total = self.layout.total_elements

@@ -121,6 +121,7 @@ class Laboratory(World):
         self._numbers = {peer_of(key): number for number, key in enumerate(self._keys)}
         self._starting = 0
         self._replicas: list[ScriptReplica] = []
+        self._evaluated: dict[tuple[object, ...], object] = {}
         self._optimizers: dict[int, OptimizerState | None] = {}  # of those that left, on their own disks
         self._to_come = len(places)
         self._away: set[int] = set()
@@ -192,7 +193,7 @@ class Laboratory(World):
         made = ScriptReplica(
             self.manifest, self._names[number], self._script, place.step_s, seed, aloud=not self._replicas
         )
-        made.kept = self._optimizers.pop(number, None)
+        made.kept, made.evaluated = self._optimizers.pop(number, None), self._evaluated
         self._replicas.append(made)
         return made
 

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from farflung.peer.local.memory import LOOK_AGAIN_S, Copied, SharedState, VersionArriving
 from farflung.peer.local.words import Attach, Begin, Bye, FromTrainer, ToTrainer
-from farflung.peer.trainer.api import CONNECTED, Connection, Losses, Run
+from farflung.peer.trainer.api import CONNECTED, Connection, Found, Losses, Run
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.kept_optimizer import KeptOptimizer, OptimizerState
 from farflung.protocol.errors import UserError
@@ -146,6 +146,7 @@ class ScriptReplica:
         self.figures: dict[str, float] = {}
         self.optimizer: Optimizer | None = None
         self.kept: OptimizerState | None = None  # by the replica before it, which left in order
+        self.evaluated: dict[tuple[object, ...], Any] = {}  # of all replicas, at the end of the run
         self.began_s: float | None = None  # its first step
         self.ended_s = 0.0  # its last
         self._dice = OwnDice(seed)
@@ -300,6 +301,18 @@ class ReplicaLoop(InnerLoop):
         if not self.finished:
             self._replica.pass_step()
         super().before_step()
+
+    def evaluated(self, compute: Callable[[], Found]) -> Found:
+        """Once the run is over, all replicas hold the same weights: what the same line of the same script makes of them
+        the first of them computes for all."""
+        code = getattr(compute, "__code__", None)
+        if not self.finished or code is None:
+            return super().evaluated(compute)
+        key = self.version, code.co_filename, code.co_firstlineno
+        if key not in self._replica.evaluated:
+            self._replica.evaluated[key] = super().evaluated(compute)
+        found: Found = self._replica.evaluated[key]
+        return found
 
     def log_figure(self, name: str, value: float) -> None:
         super().log_figure(name, value)

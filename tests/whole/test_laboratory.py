@@ -190,6 +190,26 @@ def test_a_peer_that_comes_back_goes_on_with_its_optimizer_and_with_what_it_had_
     assert set(rates) == {0.1}, "no small steps"
 
 
+def test_at_the_end_one_replica_evaluates_for_all_and_before_each_for_itself() -> None:
+    asked: list[str] = []
+
+    def script() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        with farflung.join(None, model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+            for rows in run.batches(torch.ones(8000, 8) / 8):
+                loss = model(rows).square().mean()
+                loss.backward()
+                run.step(loss)
+                if run.step_count == 15:
+                    run.evaluate(lambda: asked.append("meanwhile"))
+            run.log("end", run.evaluate(lambda: asked.append("end") or float(model.weight.sum())))
+
+    outcome = simulated(script, [ReplicaPlace()] * 3)
+    assert sorted(asked) == ["end", "meanwhile", "meanwhile", "meanwhile"]
+    assert len({value for _, name, value in outcome.figures if name == "end"}) == 1
+
+
 def test_the_first_of_the_file_may_come_last() -> None:
     places = [ReplicaPlace(joins_s=45.0, step_s=2.0), ReplicaPlace(), ReplicaPlace()]
     outcome = simulated(plain, places, manifest(rounds=12))
