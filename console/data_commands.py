@@ -49,7 +49,7 @@ def prepare(
     if writer.written.shards and not writer.written.done:
         _tell(f"going on after {len(writer.written.shards)} shards")
     for line in _told(
-        out, recipe, writer.run(texts, encode, _Progress(len(texts), writer.written.text_bytes))
+        out, tokenizer, recipe, writer.run(texts, encode, _Progress(len(texts), writer.written.text_bytes))
     ):
         typer.echo(line)
 
@@ -74,7 +74,8 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
             raise UserError(f"{path}: expected {', '.join(ENDINGS)}")
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
-    made = tokenizer_at(tokenizer)
+    raw = tokenizer.read_bytes()
+    made = tokenizer_of(tokenizer, raw)
     names = (end,) if end else ENDS
     of_end = next(iter(ids_of(made, names)), None)
     if of_end is None:
@@ -83,7 +84,7 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
         )
     recipe = ShardRecipe(
         tuple(map(known_again, texts)),
-        blake3(tokenizer.read_bytes()).hexdigest(),
+        blake3(raw).hexdigest(),
         made.get_vocab_size(with_added_tokens=True),
         of_end,
         held_out,
@@ -98,16 +99,16 @@ def ids_of(tokenizer: Any, names: Sequence[str] = ENDS) -> list[int]:
     return [found for name in names if (found := tokenizer.token_to_id(name)) is not None]
 
 
-def tokenizer_at(path: Path) -> Any:
-    """UserError where it can't be read."""
+def tokenizer_of(place: object, raw: bytes) -> Any:
+    """`place`: where it lay, for people.  UserError where it can't be read."""
     try:
         tokenizers = importlib.import_module("tokenizers")
     except ImportError:
-        raise UserError(f"{path}: reading it needs tokenizers: pip install 'farflung[tokens]'") from None
+        raise UserError(f"{place}: reading it needs tokenizers: pip install 'farflung[tokens]'") from None
     try:
-        made = tokenizers.Tokenizer.from_file(str(path))
+        made = tokenizers.Tokenizer.from_str(raw.decode())
     except Exception as error:  # the outermost call of tokenizers, which raises nothing narrower
-        raise UserError(f"{path}: no tokenizer.json: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{place}: no tokenizer.json: {str(error).splitlines()[0]}") from None
     # What it was saved with for another use would cut documents, or fill them up; and a text in which the name of a
     # special token stands says that name, and not that token.
     made.no_truncation()
@@ -137,7 +138,7 @@ def _tell(text: str) -> None:
     print(f"farflung: {text}", file=sys.stderr, flush=True)
 
 
-def _told(out: Path, recipe: ShardRecipe, written: Written) -> list[str]:
+def _told(out: Path, tokenizer: Path, recipe: ShardRecipe, written: Written) -> list[str]:
     shards = "1 shard" if len(written.shards) == 1 else f"{len(written.shards)} shards"
     return [
         f"# {out}: {written.tokens:,} tokens in {shards}, {written.held_out:,} held out; "
@@ -149,7 +150,7 @@ def _told(out: Path, recipe: ShardRecipe, written: Written) -> list[str]:
         "[data]",
         'source = "https://HOST/PATH/train-*.bin"   # where you put the shards',
         f'dtype = "{recipe.dtype}"',
-        f'tokenizer = "{recipe.tokenizer}"',
+        f'tokenizer = "https://HOST/PATH/{tokenizer.name}#{recipe.tokenizer}"   # where you put the file',
         "",
         "[eval]",
         'source = "https://HOST/PATH/held_out/held_out.bin"',

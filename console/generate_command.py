@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from farflung.console.checkpoint_commands import Run, newest_model, of_run, tell
-from farflung.console.data_commands import ids_of, tokenizer_at
+from farflung.console.data_commands import ids_of, tokenizer_of
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import SCHEME, JoinUrl
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0  # for a version that is just arriving
 TOKENS = 100
 BYTES = 256
+TOKENIZER_BYTES_MOST = 64 << 20
 _OF_SCRIPT = "run '{}' trained the model of a script: farflung checkpoint export it, and load it there"
 _NOTHING = "TEXT: expected something to go on from"
 app = typer.Typer(help="Text from a run's model.")
@@ -57,7 +58,7 @@ def generate(
     ] = 0.8,
     seed: Annotated[int, typer.Option(min=0, help="Another one makes another text.")] = 0,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="The tokenizer.json of the run's tokens, if these are not bytes.")
+        Path | None, typer.Option(help="The tokenizer.json of the run's tokens \\[where the run says].")
     ] = None,
     run: Run = "",
     version: Annotated[int | None, typer.Option(min=0, help="Of this version \\[the newest].")] = None,
@@ -114,21 +115,24 @@ class Words(NamedTuple):
 
 def _words(terms: Manifest, tokenizer: Path | None) -> Words:
     data, vocab = terms.data, terms.model.vocab
-    if tokenizer is None:
-        of_bytes = data.dtype == "uint8" and vocab == BYTES and not data.tokenizer
+    place, digest = data.tokenizer_place
+    if tokenizer is None and not place:
+        of_bytes = data.dtype == "uint8" and vocab == BYTES and not digest
         if data.source != "python-stdlib" and not of_bytes:
-            due = f", whose hash is {data.tokenizer}" if data.tokenizer else ""
+            due = f", whose hash is {digest}" if digest else ""
             raise UserError(
                 f"run '{terms.run.name}' learns tokens: name their tokenizer.json with --tokenizer{due}"
             )
         return Words(
             lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), frozenset()
         )
-    made = tokenizer_at(tokenizer)
-    _refuse_other(terms, tokenizer)
+    found = tokenizer or place
+    raw = _read(tokenizer) if tokenizer is not None else _fetched(place)
+    _refuse_other(found, raw, digest)
+    made = tokenizer_of(found, raw)
     size = made.get_vocab_size(with_added_tokens=True)
     if size > vocab:
-        raise UserError(f"{tokenizer}: {size} tokens, and the model of run '{terms.run.name}' has {vocab}")
+        raise UserError(f"{found}: {size} tokens, and the model of run '{terms.run.name}' has {vocab}")
     return Words(
         lambda text: list(made.encode(text, add_special_tokens=False).ids),
         lambda ids: str(made.decode(list(ids), skip_special_tokens=True)),
@@ -136,13 +140,31 @@ def _words(terms: Manifest, tokenizer: Path | None) -> Words:
     )
 
 
-def _refuse_other(terms: Manifest, tokenizer: Path) -> None:
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+
+
+def _fetched(place: str) -> bytes:
+    """A host names the place, so it is read as nobody, and no more than a tokenizer needs."""
+    from farflung.peer.data.data_files import DataFiles
+
+    files = DataFiles(None)
+    found = files.find(place)[0]
+    if found.size_bytes > TOKENIZER_BYTES_MOST:
+        raise UserError(f"{place}: {found.size_bytes:,} bytes are too many for a tokenizer")
+    return b"".join(files.pieces(found))
+
+
+def _refuse_other(place: object, raw: bytes, due: str) -> None:
     from blake3 import blake3
 
-    found, due = blake3(tokenizer.read_bytes()).hexdigest(), terms.data.tokenizer
+    found = blake3(raw).hexdigest()
     if due and found != due:
         raise UserError(
-            f"{tokenizer}: its hash is {found[:16]}..., and that of the run's tokenizer is {due[:16]}..."
+            f"{place}: its hash is {found[:16]}..., and that of the run's tokenizer is {due[:16]}..."
         )
 
 

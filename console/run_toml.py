@@ -86,7 +86,7 @@ dtype = "uint16"          # of .bin files: uint8, uint16, int16, uint32, int32, 
 column = "input_ids"      # of parquet files
 batch = 8                 # samples per inner step; where little memory is the built-in model takes pieces of it
 lease_samples = 256       # samples handed to a peer at a time, at least; large data sets: what lasts ten minutes
-tokenizer = ""            # token shards: hash of the tokenizer.json behind them, as data prepare prints it
+tokenizer = ""            # token shards: place and hash of the tokenizer.json behind them, as data prepare prints them
 
 [eval]                    # the loss on text that nobody learns from, of versions that all peers have alike
 source = ""               # "python-stdlib", which holds some of its files out, or shards as in [data]; "": none

@@ -208,11 +208,20 @@ class DataSection(Section):
     ] = "input_ids"
     batch: Annotated[int, Field(ge=1, le=65536)] = 8
     lease_samples: Annotated[int, Field(ge=1, le=2**24)] = 256
-    # Of the tokenizer.json that the shards were made with: whoever reads or writes text knows the right one by it.
+    # Of the tokenizer.json that the shards were made with: its hash, after the place where all can fetch it.
     tokenizer: Annotated[
         str,
-        Field(pattern="^([0-9a-f]{64})?$", description="64 hexadecimal digits, as data prepare prints them"),
+        Field(
+            pattern=r"^(" + _PLACE.strip("^$").replace("*", "") + r"#)?[0-9a-f]{64}$|^$",
+            description='"https://.../tokenizer.json#" and its hash, or the hash alone: data prepare prints it',
+        ),
     ] = ""
+
+    @property
+    def tokenizer_place(self) -> tuple[str, str]:
+        """Place, or empty, and hash."""
+        place, _, digest = self.tokenizer.rpartition("#")
+        return place, digest
 
 
 class EvalSection(Section):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
+from fsspec.implementations.local import LocalFileSystem
 
 from farflung.console import generate_command
 from farflung.peer.builtin.llama import Llama, continued
@@ -17,6 +19,7 @@ from farflung.peer.local.words import PeerHere, to_bytes
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.process import as_nobody
 from rig.made_model import MadeRun
 
 TOML = "[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext = 32\n"
@@ -90,6 +93,9 @@ def test_mistakes_are_told_in_a_line(words: tuple[str, ...], told: str, tmp_path
     assert code != 0 and not out and told in err and "Traceback" not in err
 
 
+TOKENS = '[data]\nsource = "https://a.example/x.bin"\ntokenizer = "{}"\n'
+
+
 def test_a_run_of_a_script_and_one_of_tokens_say_what_is_missing(tmp_path: Path, say: Say) -> None:
     script = MadeRun(tmp_path / "script")
     script.saves(torch.nn.Linear(3, 2), 4)
@@ -102,8 +108,6 @@ def test_a_run_of_a_script_and_one_of_tokens_say_what_is_missing(tmp_path: Path,
 
 def test_text_by_a_tokenizer_of_transformers_and_only_by_the_runs_own(tmp_path: Path, say: Say) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    from blake3 import blake3
-
     words = {"the": 0, "cat": 1, "sat": 2, "<|endoftext|>": 3, "dog": 4}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="dog"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -116,6 +120,38 @@ def test_text_by_a_tokenizer_of_transformers_and_only_by_the_runs_own(tmp_path: 
     code, out, err = say("generate", run.place, "the cat", "--tokenizer", file, "--tokens", "12")
     assert code == 0 and out.startswith("the cat") and set(out.split()) <= {"the", "cat", "sat", "dog"}, err
     assert "and that of the run's tokenizer is" in say("generate", run.place, "the", "--tokenizer", other)[2]
+
+
+def test_the_tokenizer_that_a_run_names_is_fetched_as_transformers_have_it(
+    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "dog": 2}, unk_token="dog"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    file = tmp_path / "tokenizer.json"
+    made.save(str(file))
+    monkeypatch.setattr(as_nobody, "opened", lambda url: (LocalFileSystem(), str(file)))
+    place = f"https://a.example/tokenizer.json#{blake3(file.read_bytes()).hexdigest()}"
+    run, *_ = saved(tmp_path / "run", f"{TOML}vocab = 3\n{TOKENS.format(place)}")
+    code, out, err = say("generate", run.place, "the cat", "--tokens", "12")
+    assert code == 0 and out.startswith("the cat") and set(out.split()) <= {"the", "cat", "dog"}, err
+
+
+def test_another_file_at_the_place_of_the_tokenizer_is_refused(
+    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    monkeypatch.setattr(as_nobody, "opened", lambda url: (LocalFileSystem(), str(file)))
+    place = f"https://a.example/tokenizer.json#{'ab' * 32}"
+    run, *_ = saved(tmp_path / "run", f"{TOML}vocab = 300\n{TOKENS.format(place)}")
+    told = "https://a.example/tokenizer.json: its hash is "
+    assert told in say("generate", run.place, "x")[2]
+    monkeypatch.setattr(generate_command, "TOKENIZER_BYTES_MOST", 1)
+    assert "2 bytes are too many for a tokenizer" in say("generate", run.place, "x")[2]
+    file.unlink()
+    code, _, err = say("generate", run.place, "x")
+    assert code != 0 and "https://a.example/tokenizer.json: no such file" in err and "Traceback" not in err
 
 
 # ---- a peer on this machine ----------------------------------------------------------------------------------

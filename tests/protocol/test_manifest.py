@@ -374,6 +374,33 @@ def test_random_bytes_raise_user_errors_only(data: bytes) -> None:
         Manifest.from_canonical(data)
 
 
+def test_a_tokenizer_is_a_hash_with_or_without_a_place() -> None:
+    digest = "0f" * 32
+    for place in ("https://a.example/tokenizer.json", "s3://bucket/tokenizer.json"):
+        data = Manifest.from_toml(
+            f'[data]\nsource = "https://a.example/x.bin"\ntokenizer = "{place}#{digest}"', "run.toml"
+        ).data
+        assert data.tokenizer_place == (place, digest)
+    bare = f'[data]\nsource = "https://a.example/x.bin"\ntokenizer = "{digest}"'
+    assert Manifest.from_toml(bare, "run.toml").data.tokenizer_place == ("", digest)
+    assert Manifest().data.tokenizer_place == ("", "")
+    for wrong in (
+        "https://a.example/tokenizer.json",
+        f"file:///etc/passwd#{digest}",
+        f"/etc/passwd#{digest}",
+        f"https://a.example/*.json#{digest}",
+        f"https://a.example/a#{digest}#{digest}",
+        f"#{digest}",
+        digest[:-1],
+    ):
+        with pytest.raises(
+            UserError, match=r"\[data\] tokenizer: expected .* and its hash, or the hash alone"
+        ):
+            Manifest.from_toml(
+                f'[data]\nsource = "https://a.example/x.bin"\ntokenizer = "{wrong}"', "run.toml"
+            )
+
+
 def test_the_codecs_of_a_manifest_are_those_that_exist() -> None:
     """The coordinator knows them by name only: it starts without torch."""
     of_results = set(get_args(ResultCodecName))
