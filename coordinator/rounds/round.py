@@ -145,6 +145,12 @@ class Round(Reported):
     ended: dict[int, str] = field(default_factory=dict)  # groups of a mesh that are out as a whole, and why
     _epochs: dict[str, int] = field(default_factory=dict)  # of who heard less than all epochs
 
+    def slept(self, seconds: float) -> None:
+        """Nobody could have moved it meanwhile: it has that much longer."""
+        self.opened_at += seconds
+        self._prepared_at += seconds
+        self.scatter.since += seconds
+
     def epoch_of(self, member: str) -> int:
         return self._epochs.get(member, self.plan.epoch)
 

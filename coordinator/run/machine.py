@@ -10,6 +10,7 @@ late and repeated messages all heal by the next beat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -319,6 +320,7 @@ class Sessions:
 STATUS_CROWD_S, STATUS_S_PER_MEMBER = 1.0, 500e-6
 # A broken connection may be a hiccup: this long it may come back before it counts as death.
 RECONNECT_GRACE_S = 1.0
+STOOD_STILL_S = 2.0
 RESTORED_AHEAD = 1000  # incarnations: peers that know both follow the higher one
 
 
@@ -333,6 +335,7 @@ class RunMachine:
         self.drivers = [RoundDriver(self.core, each) for each in fragments]
         self.lease_desk = LeaseDesk(self.core, self.drivers)
         self._random = random
+        self._looked_at = -math.inf  # at the clock
         self.tick_builder = TickBuilder(self.core, self.drivers, self.lease_desk)
         self.core.acquaint = self.tick_builder.acquaint
         self.routes = RouteSearch(self.core, self.drivers, self.tick_builder)
@@ -454,6 +457,7 @@ class RunMachine:
 
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
+        self._look_at_clock(now)
         self.core.now = now
         member = self.core.members.by_session.get(message.session)
         if member is None:
@@ -492,6 +496,7 @@ class RunMachine:
 
     def settle(self, now: float) -> list[Effect]:
         """What follows from the frames since the last time: once for all that came together."""
+        self._look_at_clock(now)
         self.core.now = now
         touched = [each for each in self.drivers if each.fragment in self._unsettled and each.is_due()]
         self._unsettled.clear()
@@ -527,8 +532,19 @@ class RunMachine:
             self.routes.follow()
         return self.core.take_effects()
 
+    def _look_at_clock(self, now: float) -> None:
+        """Timers come many times a second.  Where none came for long, this process stood still: what members said
+        meanwhile is only read now, and no round is late for that."""
+        slept_s, self._looked_at = now - self._looked_at, now
+        if STOOD_STILL_S < slept_s < math.inf:
+            self.core.members.liveness.woke_at = now
+            for driver in self.drivers:
+                if driver.round is not None:
+                    driver.round.slept(slept_s)
+
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
+        self._look_at_clock(now)
         core.now = now
         self.routes.dial_back()
         self.routes.follow()

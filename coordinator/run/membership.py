@@ -197,6 +197,7 @@ class Liveness:
 
     def __init__(self, dead_after_s: float) -> None:
         self.dead_after_s = dead_after_s
+        self.woke_at = 0.0  # nobody was heard before, as the coordinator stood still
         self._living: dict[int, Member] = {}  # by number
         # When somebody may count as dead, and its number: the next one first.
         self._due: list[tuple[float, int]] = []
@@ -230,7 +231,8 @@ class Liveness:
         return [self._living[number] for number in sorted(found)]
 
     def _silent_at(self, member: Member) -> float:
-        return max(member.heard.at, member.heard.awaited_at) + self.dead_after_s + member.heard.pause_s
+        heard_at = max(member.heard.at, member.heard.awaited_at, self.woke_at)
+        return heard_at + self.dead_after_s + member.heard.pause_s
 
     def _watch(self, member: Member, not_before: float = 0.0) -> None:
         """It is looked at when it may count as dead, by what is known now."""

@@ -262,6 +262,20 @@ DOOR = (
 
 ROUNDS = (
     Mutant(
+        "a round is not late for the time in which the coordinator stood still",
+        "coordinator/run/machine.py",
+        "                    driver.round.slept(slept_s)",
+        "                    pass",
+        ("tests/coordinator/run/test_machine.py",),
+    ),
+    Mutant(
+        "nobody counts as dead for the time in which the coordinator stood still",
+        "coordinator/run/machine.py",
+        "            self.core.members.liveness.woke_at = now",
+        "            pass",
+        ("tests/coordinator/run/test_machine.py",),
+    ),
+    Mutant(
         "P2 P18 a result is held by most before it is committed",
         "coordinator/rounds/owners.py",
         "return min(here, max(here // 2 + 1, least))",

@@ -435,6 +435,39 @@ def test_P3_nobody_waits_for_a_peer_whose_trainer_hangs(journal: list[Record]) -
     assert why_not(hall.machine.core, hall.machine.drivers, member) == "its trainer takes no steps any more"
 
 
+@pytest.mark.parametrize("wakes_by", ["a beat", "its timer"])
+def test_P3_a_round_is_not_late_for_the_time_in_which_the_coordinator_stood_still(
+    journal: list[Record], wakes_by: str
+) -> None:
+    """Stopped by its system: what members said meanwhile is only read afterwards."""
+    records = until_version(journal, 2)
+    model = next(record.model for record in records if isinstance(record, ModelFixed))
+    hall, guests = Hall(records), [Guest(1), Guest(2)]
+    digest = hall.machine.core.ledger.books[0].digests[2]
+    hall.join(*guests, model=model, version=2, digest=digest)
+
+    def pass_time(seconds: float) -> None:
+        for _ in range(round(2 * seconds)):
+            hall.now += 0.5
+            for guest in guests:
+                hall.beat(guest, version=2, digest=digest, ready=True)
+            hall.machine.on_timer(hall.now)
+
+    pass_time(1.0)
+    flight = hall.machine.drivers[0].round
+    assert flight is not None
+    timeout_s = hall.manifest.round.round_timeout_s
+    hall.now += 3 * timeout_s
+    if wakes_by == "a beat":
+        hall.beat(guests[0], version=2, digest=digest, ready=True)
+    hall.machine.on_timer(hall.now)
+    assert hall.machine.drivers[0].round is flight
+    pass_time(timeout_s - 10.0)
+    assert hall.machine.drivers[0].round is flight, "it has all its time"
+    pass_time(12.0)
+    assert hall.machine.drivers[0].round is not flight, "and no more"
+
+
 def test_who_is_not_ready_when_a_round_opens_is_told_why(journal: list[Record]) -> None:
     records = until_version(journal, 2)
     model = next(record.model for record in records if isinstance(record, ModelFixed))
