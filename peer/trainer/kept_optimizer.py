@@ -90,7 +90,8 @@ class KeptOptimizer:
         path = self._path
         if path is None:
             return False
-        for other in own_files.left_behind(path):
+        # Of peers that never came back, and of a write of this one that was cut short.
+        for other in (*own_files.left_behind(path), *path.parent.glob(f".{path.name}.*.part")):
             other.unlink(missing_ok=True)
         if not path.exists():
             return False

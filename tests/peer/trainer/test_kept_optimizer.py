@@ -80,6 +80,12 @@ def test_it_is_one_file_that_nobody_else_may_read_and_that_is_read_once(beside: 
     assert not KeptOptimizer(beside).read_into(MAKERS["adamw"](model())), "the next life was killed"
 
 
+def test_a_write_that_was_cut_short_is_removed(beside: str) -> None:
+    part = Path(f"{Path(beside).parent}/.{Path(beside).name}.optimizer.77.part")
+    part.write_bytes(b"half")
+    assert not KeptOptimizer(beside).read_into(MAKERS["adamw"](model())) and not part.exists()
+
+
 def test_what_is_put_into_an_optimizer_is_a_copy() -> None:
     net = model()
     first, second = MAKERS["adamw"](net), MAKERS["adamw"](model())
