@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import struct
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.protocol.errors import FrameError, UserError, Verdict
-from farflung.protocol.extensions import CODEC, loaded, words
+from farflung.protocol.extensions import CODEC, OWN_NUMBERS_FROM, codec_number, codec_word, loaded
 
 # ---- payload -----------------------------------------------------------------------------------------------
 # The head of every encoded chunk: sixteen bytes that say what follows, and the errors of both directions.
@@ -603,8 +602,6 @@ _BY_NUMBER = {codec.format.number: codec for codec in CODECS.values()}
 # Codecs of installed packages (protocol/extensions.py): for contributions, in a run that names one. A package writes
 # and reads what follows the head, and knows no more of it.
 
-_OWN_NUMBERS_FROM = 128  # in the head; those below are for codecs of our own
-
 
 @dataclass(frozen=True)
 class OwnCodec(PlainCodec):
@@ -621,8 +618,10 @@ class OwnCodec(PlainCodec):
         try:
             with np.errstate(all="ignore"):
                 values_n: Floats = self.of_package.decode(body, elements)
-        except ValueError as error:
-            raise FrameError(Verdict.MALFORMED, str(error)[:200]) from error
+        except Exception as error:  # outermost of the package's code: what it raises, a sender has chosen
+            raise FrameError(Verdict.MALFORMED, f"{type(error).__name__}: {error}"[:200]) from error
+        if getattr(values_n, "dtype", None) != np.float32 or values_n.shape != (elements,):
+            raise FrameError(Verdict.MALFORMED, f"it does not hold {elements} values")
         return values_n
 
     def _written(self, values_n: Floats) -> tuple[NDArray[np.generic], ...]:
@@ -631,18 +630,8 @@ class OwnCodec(PlainCodec):
 
 @functools.cache
 def _own_codec(word: str) -> OwnCodec:
-    """UserError where no package here has it, or where its payloads could be taken for another one's."""
-    made, number = loaded(CODEC, word), _own_number(word)
-    alike = [other for other in words(CODEC) if other != word and _own_number(other) == number]
-    if alike:
-        raise UserError(
-            f'the codecs "{word}" and "{alike[0]}" cannot both be installed: their names give one number'
-        )
-    return OwnCodec(Format(word, number, version=1, block=0), None, made)
-
-
-def _own_number(word: str) -> int:
-    return _OWN_NUMBERS_FROM + zlib.crc32(word.encode()) % _OWN_NUMBERS_FROM
+    """UserError where no package here has it."""
+    return OwnCodec(Format(word, codec_number(word), version=1, block=0), None, loaded(CODEC, word))
 
 
 def codec_named(name: str) -> PlainCodec:
@@ -660,13 +649,18 @@ def codec_in(payload: Bytes) -> PlainCodec:
 
 
 def _numbered(number: int) -> PlainCodec | None:
-    if number < _OWN_NUMBERS_FROM:
+    if number < OWN_NUMBERS_FROM:
         return _BY_NUMBER.get(number)
-    word = next((word for word in words(CODEC) if _own_number(word) == number), None)
+    word = codec_word(number)
     try:
-        return _own_codec(word) if word is not None else None
+        return _own_codec(word) if word else None
     except UserError:  # a sender chose the number: a package that cannot be used is no reason to end here
         return None
+
+
+def is_unknown_here(number: int) -> bool:
+    """It is of a package that this machine lacks, or cannot use."""
+    return number >= OWN_NUMBERS_FROM and _numbered(number) is None
 
 
 def decode(payload: Bytes, elements: int) -> Floats:

@@ -74,7 +74,7 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
             raise UserError(f"{path}: expected {', '.join(ENDINGS)}")
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
-    raw = tokenizer.read_bytes()
+    raw = bytes_of(tokenizer)
     made = tokenizer_of(tokenizer, raw)
     names = (end,) if end else ENDS
     of_end = next(iter(ids_of(made, names)), None)
@@ -97,6 +97,13 @@ def _recipe(texts: Sequence[Path], tokenizer: Path, end: str, held_out: float) -
 def ids_of(tokenizer: Any, names: Sequence[str] = ENDS) -> list[int]:
     """Of those of these tokens that it has."""
     return [found for name in names if (found := tokenizer.token_to_id(name)) is not None]
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
 
 
 def tokenizer_of(place: object, raw: bytes) -> Any:

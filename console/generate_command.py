@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from farflung.console.checkpoint_commands import Run, newest_model, of_run, tell
-from farflung.console.data_commands import ids_of, tokenizer_of
+from farflung.console.data_commands import bytes_of, ids_of, tokenizer_of
 from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import SCHEME, JoinUrl
 
@@ -127,7 +127,7 @@ def _words(terms: Manifest, tokenizer: Path | None) -> Words:
             lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), frozenset()
         )
     found = tokenizer or place
-    raw = _read(tokenizer) if tokenizer is not None else _fetched(place)
+    raw = bytes_of(tokenizer) if tokenizer is not None else _fetched(place)
     _refuse_other(found, raw, digest)
     made = tokenizer_of(found, raw)
     size = made.get_vocab_size(with_added_tokens=True)
@@ -138,13 +138,6 @@ def _words(terms: Manifest, tokenizer: Path | None) -> Words:
         lambda ids: str(made.decode(list(ids), skip_special_tokens=True)),
         frozenset(ids_of(made)),
     )
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
 
 
 def _fetched(place: str) -> bytes:

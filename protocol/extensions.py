@@ -10,12 +10,14 @@ for what it takes part in.  Must not know how any of these works.
 from __future__ import annotations
 
 import functools
+import zlib
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from farflung.protocol.errors import UserError
 
+OWN_NUMBERS_FROM = 128
 _SUITES = "farflung.collectives.arithmetic.conformance"
 WORD = r"^[a-z][a-z0-9_-]{0,39}$"  # of run.toml, before anything is looked up
 
@@ -44,6 +46,16 @@ def words(kind: ExtensionKind) -> list[str]:
     return sorted(_installed(kind.group))
 
 
+def codec_number(word: str) -> int:
+    """In the head of its payloads; those below are for codecs of our own."""
+    return OWN_NUMBERS_FROM + zlib.crc32(word.encode()) % OWN_NUMBERS_FROM
+
+
+def codec_word(number: int) -> str:
+    """The word of an installed one, or empty."""
+    return next((word for word in words(CODEC) if codec_number(word) == number), "")
+
+
 @functools.cache
 def loaded(kind: ExtensionKind, word: str) -> Any:
     """UserError: no package here has it, or what the package has can't take part in a run."""
@@ -55,6 +67,12 @@ def loaded(kind: ExtensionKind, word: str) -> Any:
         raise UserError(
             f'the {kind.what} "{word}" is in {" and in ".join(_package(each) for each in entries)}'
         )
+    if kind is CODEC:
+        alike = [
+            other for other in words(CODEC) if other != word and codec_number(other) == codec_number(word)
+        ]
+        if alike:
+            raise UserError(f'the codecs "{word}" and "{alike[0]}" are of one number: uninstall one')
     told = f'the {kind.what} "{word}" of {_package(entries[0])}'
     try:
         made = entries[0].load()

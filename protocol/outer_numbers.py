@@ -190,7 +190,7 @@ class OwnNumbers(Struct, frozen=True, forbid_unknown_fields=True):
         given = {name: at for name, at in (("lr", self.lr), ("momentum", self.momentum)) if at is not None}
         try:
             return make(**given)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # outermost of the package's code, given a host's numbers
             written = ", ".join(f"{name} = {at:g}" for name, at in given.items())
             raise UserError(f'[outer] step: "{self.word}" does not take {written}: {error}') from error
 

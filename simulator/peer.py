@@ -363,6 +363,7 @@ class VirtualPeer:
             case do.KeepBefore(fragment=fragment, version=version):
                 self.state.keep_before(fragment, version)
             case do.Undo(fragment=fragment, version=version):
+                self.state.forget_unsent(fragment)
                 chunks = self.fragments[fragment].chunks
                 whole = all([self.state.undo(fragment, chunk, version) for chunk in chunks])
                 self.carry_out(self.member.on_disk(Undone(fragment, version, era, whole), now))

@@ -61,7 +61,7 @@ def _by_rule(rule: MergeRule, elements: int, payloads: Sequence[Payload], weight
     values_mn = torch.empty(len(payloads), elements, dtype=torch.float32)
     for row_n, payload in zip(values_mn, payloads, strict=True):
         codec_of(payload).decode(payload, elements, row_n)
-    merged_n = rule(values_mn.numpy(), np.asarray(weights, np.float32))
+    merged_n = np.ascontiguousarray(rule(values_mn.numpy(), np.asarray(weights, np.float32)), np.float32)
     return torch.nan_to_num(torch.from_numpy(merged_n), nan=0.0, posinf=_LARGEST, neginf=-_LARGEST)
 
 

@@ -153,7 +153,8 @@ dead_after_s = 10.0
 """
 
 
-GATHER = {"topk": "sparse", "int2": "int8"}  # codecs of results, where they can't be those of contributions
+ALIKE = ("fp32", "bf16", "int8", "int4", "auto")  # codecs of contributions and of results
+GATHER = {"topk": "sparse"}  # of results, where they can't be alike; of all others int8
 
 PIECES_LEAST = 32  # of a vector that is small
 
@@ -217,9 +218,10 @@ def check(asked: BenchOptions) -> Manifest:
         peers=asked.peers,
         width=WIDTH,
         context=10 * asked.mb,
-        step="sparse" if asked.codec in GATHER else "nesterov",
+        step="sparse" if asked.codec in ("topk", "int2") else "nesterov",
         codec=asked.codec,
-        gather_codec=asked.gather_codec or GATHER.get(asked.codec, asked.codec),
+        gather_codec=asked.gather_codec
+        or (asked.codec if asked.codec in ALIKE else GATHER.get(asked.codec, "int8")),
         chunk_kb=asked.chunk_kb,
         fragments=asked.fragments,
         policy=asked.policy,

@@ -17,7 +17,14 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from farflung.compression.plain_codecs import Bytes, NonFinite, codec_in, codec_named
+from farflung.compression.plain_codecs import (
+    NUMBER_AT,
+    Bytes,
+    NonFinite,
+    codec_in,
+    codec_named,
+    is_unknown_here,
+)
 from farflung.optim.outer import advance, outer_step_for, sum_by_halves
 from farflung.protocol.digests import (
     HASH_BYTES,
@@ -28,7 +35,7 @@ from farflung.protocol.digests import (
     root_of,
     split_hashes,
 )
-from farflung.protocol.errors import FrameError, Verdict
+from farflung.protocol.errors import FrameError, UserError, Verdict
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, GROUPS_MOST, MEMBERS_PER_ROUND
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
@@ -288,6 +295,8 @@ def _problem_of_sum(
 ) -> str:
     """`place`: of the chunk, among those that were signed."""
     elements = int.from_bytes(payloads[0][8:12], "little") if payloads else 0
+    if any(len(each) > NUMBER_AT and is_unknown_here(each[NUMBER_AT]) for each in payloads):
+        return "a contribution is in a codec of a package that is not installed here"
     try:
         made = merged(results.codec, elements, payloads, weights)
     except FrameError:
@@ -416,7 +425,11 @@ class FalseClaim(Struct, frozen=True, forbid_unknown_fields=True, tag="false_cla
             return "there is not one result for each version"
         if len(self.factors) not in (0, len(self.results)):
             return "there is not one factor for each result"
-        if self.rules.outer.parts > self.rules.parts:
+        try:
+            parts = self.rules.outer.parts
+        except UserError as error:
+            return str(error)
+        if parts > self.rules.parts or (self.rules.own is not None and parts != self.rules.parts):
             return "its step needs a larger state than it has"
         if not self.rules.tiles_fit:
             return "its matrices do not lie in its chunk"

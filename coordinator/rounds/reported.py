@@ -206,6 +206,10 @@ class Scatter:
         self.since = self.opened_at
         self.barred |= dict.fromkeys(self.rules.helpers, HELPS)
 
+    def slept(self, seconds: float) -> None:
+        self.since += seconds
+        self._named_by = None if self._named_by is None else self._named_by + seconds
+
     def go_by(self, groups: Groups) -> None:
         self.groups = groups
         self._whole.clear()  # of other owners they may be not

@@ -147,9 +147,8 @@ class Round(Reported):
 
     def slept(self, seconds: float) -> None:
         """Nobody could have moved it meanwhile: it has that much longer."""
-        self.opened_at += seconds
-        self._prepared_at += seconds
-        self.scatter.since += seconds
+        self.opened_at, self._prepared_at = self.opened_at + seconds, self._prepared_at + seconds
+        self.scatter.slept(seconds)
 
     def epoch_of(self, member: str) -> int:
         return self._epochs.get(member, self.plan.epoch)

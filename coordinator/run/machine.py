@@ -436,6 +436,7 @@ class RunMachine:
 
     def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
         """What the operator asks for."""
+        self._look_at_clock(now)
         self.core.now = now
         reply = self._operating.obey(order)
         self.tick_builder.recheck_all()
@@ -513,6 +514,7 @@ class RunMachine:
     def on_dialled(self, peer: str, session: bytes, reached: bool, now: float) -> list[Effect]:
         """What came of a DialBack."""
         core = self.core
+        self._look_at_clock(now)
         core.now = now
         if core.members.on_dialled(peer, session, reached):
             core.log(f"{core.name(peer)} can be dialled")
@@ -533,14 +535,13 @@ class RunMachine:
         return self.core.take_effects()
 
     def _look_at_clock(self, now: float) -> None:
-        """Timers come many times a second.  Where none came for long, this process stood still: what members said
-        meanwhile is only read now, and no round is late for that."""
+        """Where no timer came for long, this process stood still, and what members said meanwhile is only read now."""
         slept_s, self._looked_at = now - self._looked_at, now
         if STOOD_STILL_S < slept_s < math.inf:
             self.core.members.liveness.woke_at = now
             for driver in self.drivers:
-                if driver.round is not None:
-                    driver.round.slept(slept_s)
+                if (flight := driver.round) is not None:
+                    flight.slept(slept_s)
 
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core

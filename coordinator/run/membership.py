@@ -196,8 +196,7 @@ class Liveness:
     of at everybody."""
 
     def __init__(self, dead_after_s: float) -> None:
-        self.dead_after_s = dead_after_s
-        self.woke_at = 0.0  # nobody was heard before, as the coordinator stood still
+        self.dead_after_s, self.woke_at = dead_after_s, 0.0  # the coordinator stood still before that
         self._living: dict[int, Member] = {}  # by number
         # When somebody may count as dead, and its number: the next one first.
         self._due: list[tuple[float, int]] = []
@@ -218,7 +217,7 @@ class Liveness:
             member = self._living.get(number)
             if member is None or member.heard.closed_at is None:
                 self._closed.discard(number)  # it has gone, or spoke again
-            elif now - member.heard.closed_at >= grace_s:
+            elif now - max(member.heard.closed_at, self.woke_at) >= grace_s:
                 found.add(number)
         while self._due and self._due[0][0] <= now:
             at, number = heapq.heappop(self._due)
@@ -231,8 +230,8 @@ class Liveness:
         return [self._living[number] for number in sorted(found)]
 
     def _silent_at(self, member: Member) -> float:
-        heard_at = max(member.heard.at, member.heard.awaited_at, self.woke_at)
-        return heard_at + self.dead_after_s + member.heard.pause_s
+        heard = member.heard
+        return max(heard.at, heard.awaited_at, self.woke_at) + self.dead_after_s + heard.pause_s
 
     def _watch(self, member: Member, not_before: float = 0.0) -> None:
         """It is looked at when it may count as dead, by what is known now."""

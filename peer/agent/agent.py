@@ -457,7 +457,12 @@ class Agent:
         """The stage is given up: what is being calculated for it ends first, then its memory goes."""
         if (hands := self._hands) is not None:
             hands.begin_to_close()
+            self._leave_unsent(hands)
         self._arithmetic.submit(lambda: None, lambda _: self._vacated())
+
+    def _leave_unsent(self, hands: IoWorkers) -> None:
+        era, versions = self._machine.member.reports.era, self._versions
+        self._arithmetic.submit(lambda: hands.unsent.write(hands.state, era, versions), nothing)
 
     def _vacated(self) -> None:
         hands, self._hands = self._hands, None
@@ -698,8 +703,7 @@ class Agent:
         if hands is not None:
             hands.begin_to_close(finished)
             if not finished:
-                era = self._machine.member.reports.era
-                self._arithmetic.submit(lambda: hands.unsent.write(hands.state, era, self._versions), nothing)
+                self._leave_unsent(hands)
         self._arithmetic.close()
         self._inbox.close()
         if hands is not None:

@@ -257,6 +257,8 @@ class IoWorkers:
         def job(chunk: int) -> None:
             whole.append(state.undo(number, chunk, undo.version))
 
+        # Once, and before: jobs of chunks run side by side, also those that still roll.
+        arithmetic.submit(lambda: state.forget_unsent(number), nothing)
         for chunk in self.attached.fragments[number].chunks:
             arithmetic.beside(chunk, partial(self.change, chunk, partial(job, chunk)))
         arithmetic.submit(lambda: Undone(number, undo.version, era, all(whole)), then)

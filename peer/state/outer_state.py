@@ -307,7 +307,6 @@ class OuterState:
 
     def undo(self, fragment: int, chunk: int, version: int) -> bool:
         """Make of the chunk what it was at this version, which was kept last; False if that can't be done."""
-        self._forget_unsent(fragment)
         hashes = self.before.hashes_at(fragment, version)
         if hashes is None:
             return False
@@ -413,7 +412,7 @@ class OuterState:
         if feedback is not None:
             feedback.take_up(residual_n, share)
 
-    def _forget_unsent(self, fragment: int) -> None:
+    def forget_unsent(self, fragment: int) -> None:
         """The run goes back from the state that it belongs to."""
         if (feedback := self._feedbacks[fragment]) is not None:
             feedback.reset()

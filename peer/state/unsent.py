@@ -8,6 +8,7 @@ memory, and nobody else depends on it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from farflung.compression.codec import feedback_for, share_after
+from farflung.compression.codec import share_after
 from farflung.peer.state.keeping_state import name_on_disk
 from farflung.peer.state.outer_state import OuterState
 from farflung.protocol.process import own_files
@@ -62,24 +63,30 @@ class UnsentWork:
     def __init__(self, folder: Path, peer: str, attached: Attached, may_keep: bool = True) -> None:
         self._path = folder / f"{name_on_disk(attached, peer)}{SUFFIX}"
         self._sizes = {each.number: each.count * attached.model.chunk_elements for each in attached.held}
-        self._is_kept = may_keep and feedback_for(attached.known.manifest.round.codec) is not None
+        self._is_kept = may_keep
         self.of_before = Unsent()
 
     def read(self) -> None:
         if not self._is_kept:
             return
-        for path in own_files.left_behind(self._path):
-            path.unlink(missing_ok=True)
-        if not self._path.exists():
-            return
         try:
+            # Of peers that never came back, and of a write of this one that was cut short.
+            for path in (
+                *own_files.left_behind(self._path),
+                *self._path.parent.glob(f".{self._path.name}.*"),
+            ):
+                path.unlink(missing_ok=True)
+            if not self._path.exists():
+                return
             with safe_open(self._path, framework="pt") as file:
                 told = file.metadata() or {}
                 found = {int(name): self._left(file.get_tensor(name), name, told[name]) for name in told}
             self.of_before = Unsent(found)
+            self._path.unlink(missing_ok=True)
         except (SafetensorError, OSError, ValueError) as error:
             log.warning("what was not sent yet when this peer left is lost: %s: %s", self._path, error)
-        self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is overwritten at the next end
+                self._path.unlink(missing_ok=True)
 
     def _left(self, residual_n: Tensor, name: str, told: str) -> UnsentPart:
         era, version = map(int, told.split())

@@ -333,8 +333,9 @@ class Connection:
             loop.watch_optimizer(optimizer)
             loop.attach()
             loop.watch_loads()
-            # At version 0 nobody has more than a fresh optimizer.
-            if run.version > 0 and not loop.kept_optimizer.read_into(optimizer):
+            if run.version == 0:  # nobody has more than a fresh optimizer
+                loop.kept_optimizer.forget()
+            elif not loop.kept_optimizer.read_into(optimizer):
                 steps.start_small()
             undo.pop_all()
         return run
@@ -595,10 +596,12 @@ class Run:
         """Leave the run; waits a few seconds for the agent to say good-bye to the others.  Safe to repeat."""
         self._loop.end_watch()
         self._steps.end()
-        self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
-        if self.version < self.manifest.run.rounds and not self._is_closed:
-            self._loop.kept_optimizer.write(self.optimizer)
-        self._is_closed = True
+        try:
+            self._agent.close(reason or ("finished" if self.finished else "the training script ended"))
+        finally:  # an impatient Ctrl-C ends the waiting
+            if self.version < self.manifest.run.rounds and not self._is_closed:
+                self._loop.kept_optimizer.write(self.optimizer)
+            self._is_closed = True
 
     def __getstate__(self) -> object:
         """A worker that is spawned and not forked would be sent a copy."""

@@ -8,6 +8,7 @@ Called by the public API, for scripts of one rank.  Must not know rounds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -76,7 +77,13 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 def _about(optimizer: Optimizer) -> str:
     kind = type(optimizer)
     shapes = [list(each.shape) for each in _parameters(optimizer)]
-    return json.dumps([f"{kind.__module__}.{kind.__qualname__}", shapes])
+    # What it keeps depends on its switches, such as amsgrad, and on whether there is a momentum.
+    switches = [
+        {name: value for name, value in group.items() if isinstance(value, bool)}
+        | {"momentum": bool(group.get("momentum"))}
+        for group in optimizer.param_groups
+    ]
+    return json.dumps([f"{kind.__module__}.{kind.__qualname__}", shapes, switches])
 
 
 class KeptOptimizer:
@@ -90,22 +97,22 @@ class KeptOptimizer:
         path = self._path
         if path is None:
             return False
-        # Of peers that never came back, and of a write of this one that was cut short.
-        for other in (*own_files.left_behind(path), *path.parent.glob(f".{path.name}.*.part")):
-            other.unlink(missing_ok=True)
-        if not path.exists():
-            return False
         try:
+            # Of peers that never came back, and of a write of this one that was cut short.
+            for other in (*own_files.left_behind(path), *path.parent.glob(f".{path.name}.*.part")):
+                other.unlink(missing_ok=True)
+            if not path.exists():
+                return False
             with safe_open(path, framework="pt") as file:
                 told = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
             state = OptimizerState(told["about"], tensors, json.loads(told["plain"]))
             taken = state.put_into(optimizer)
+            path.unlink(missing_ok=True)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             log.warning("what the optimizer knew when this peer left is lost: %s: %s", path, error)
+            self.forget()
             return False
-        finally:
-            path.unlink(missing_ok=True)
         if taken:
             log.info("the optimizer goes on with what it knew when this peer left")
         else:
@@ -113,6 +120,12 @@ class KeptOptimizer:
                 "the optimizer begins from nothing: what was kept is of another one, or of another model"
             )
         return taken
+
+    def forget(self) -> None:
+        """What was kept is of no use."""
+        with contextlib.suppress(OSError):  # it is overwritten at the next end
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
 
     def write(self, optimizer: Optimizer) -> None:
         state = OptimizerState.of(optimizer) if self._path is not None else None

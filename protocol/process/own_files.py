@@ -89,8 +89,12 @@ def begun(path: Path, raw: bytes) -> None:
 
 def left_behind(own: Path) -> list[Path]:
     """What lies beside it, is of its kind, and was not touched for long: its peer never came back."""
-    others = [path for path in own.parent.glob("*" + own.suffix) if path != own]
-    return [path for path in others if time.time() - path.stat().st_mtime > STALE_S]
+    found = []
+    for path in own.parent.glob("*" + own.suffix):
+        with contextlib.suppress(FileNotFoundError):  # its own peer was quicker
+            if path != own and time.time() - path.stat().st_mtime > STALE_S:
+                found.append(path)
+    return found
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
@@ -292,6 +292,7 @@ class ReplicaLoop(InnerLoop):
     def __init__(self, replica: ScriptReplica, model: nn.Module, manifest: Manifest) -> None:
         super().__init__(replica, model, manifest, replica.problem, replica.now)
         self._replica = replica
+        self._asked: Counter[tuple[object, ...]] = Counter()
 
     @property
     def kept_optimizer(self) -> KeptOptimizer:
@@ -304,11 +305,13 @@ class ReplicaLoop(InnerLoop):
 
     def evaluated(self, compute: Callable[[], Found]) -> Found:
         """Once the run is over, all replicas hold the same weights: what the same line of the same script makes of them
-        the first of them computes for all."""
+        for the first, second, ... time, the first of them computes for all."""
         code = getattr(compute, "__code__", None)
         if not self.finished or code is None:
             return super().evaluated(compute)
-        key = self.version, code.co_filename, code.co_firstlineno
+        line = self.version, code.co_filename, code.co_firstlineno
+        self._asked[line] += 1
+        key = (*line, self._asked[line])
         if key not in self._replica.evaluated:
             self._replica.evaluated[key] = super().evaluated(compute)
         found: Found = self._replica.evaluated[key]

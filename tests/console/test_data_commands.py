@@ -90,6 +90,7 @@ def test_prepare_tells_mistakes_in_a_line_within_a_second_and_writes_nothing(
         (["--tokenizer", tokenizer, odd, tmp_path / "out"], "a.pdf: expected .txt, .jsonl, .parquet"),
         (["--tokenizer", tokenizer, tmp_path / "no.txt", tmp_path / "out"], "no.txt: there is no such file"),
         (["--tokenizer", text, text, tmp_path / "out"], "texts.jsonl: no tokenizer.json"),
+        (["--tokenizer", tmp_path / "gone.json", text, tmp_path / "out"], "gone.json: No such file"),
         (["--tokenizer", endless, text, tmp_path / "out"], "no token <|endoftext|> or"),
         (
             ["--tokenizer", tokenizer, "--held-out", "2", text, tmp_path / "out"],

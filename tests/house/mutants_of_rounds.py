@@ -264,7 +264,7 @@ ROUNDS = (
     Mutant(
         "a round is not late for the time in which the coordinator stood still",
         "coordinator/run/machine.py",
-        "                    driver.round.slept(slept_s)",
+        "                    flight.slept(slept_s)",
         "                    pass",
         ("tests/coordinator/run/test_machine.py",),
     ),

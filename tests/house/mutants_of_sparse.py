@@ -37,13 +37,6 @@ SPARSE = (
         OF_UNSENT,
     ),
     Mutant(
-        "a run that goes back forgets what was not sent",
-        STATE,
-        "        self._forget_unsent(fragment)",
-        "        pass",
-        OF_UNSENT,
-    ),
-    Mutant(
         "an optimizer takes up what is of its own kind and shapes",
         KEPT,
         "if self.about != _about(optimizer) or not all(bool(each.isfinite().all()) for each in floats):",
@@ -60,8 +53,8 @@ SPARSE = (
     Mutant(
         "an optimizer that goes on has no small steps",
         "peer/trainer/api.py",
-        "if run.version > 0 and not loop.kept_optimizer.read_into(optimizer):",
-        "if run.version > 0:",
+        "            elif not loop.kept_optimizer.read_into(optimizer):",
+        "            else:",
         ("tests/whole/test_laboratory.py",),
     ),
     Mutant(

@@ -16,13 +16,14 @@ from farflung.collectives.arithmetic.conformance import flaw_of_codec, flaw_of_r
 from farflung.collectives.arithmetic.merge import merged_chunk, rule_of
 from farflung.compression.codec import beta_of, codec_named, codec_of, feedback_for
 from farflung.compression.plain_codecs import CODECS, HEADER_BYTES, Floats
-from farflung.coordinator.court.proofs import StepRules
+from farflung.coordinator.court.proofs import StepRules, _problem_of_sum
 from farflung.optim.outer import AdamW, Nesterov, PlainMean, advance, outer_step_for
 from farflung.protocol.errors import FrameError, UserError
-from farflung.protocol.extensions import CODEC, OUTER_STEP, loaded, words
+from farflung.protocol.extensions import CODEC, OUTER_STEP, codec_number, loaded, words
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.outer_numbers import AdamWNumbers, OwnNumbers
 from farflung.protocol.round_words import bits_per_value
+from farflung.protocol.signed_words import Results
 from rig import own_rules
 
 RUN = '[run]\nname = "own"\n'
@@ -321,6 +322,11 @@ def test_a_number_that_a_step_does_not_take_is_refused(folder: Path) -> None:
     assert manifest('[outer]\nstep = "fixed"').outer_numbers == OwnNumbers("fixed", None, None)
     with pytest.raises(UserError, match=r'"fixed" does not take lr = 0\.5:'):
         manifest('[outer]\nstep = "fixed"\nlr = 0.5')
+    odd = "class Step:\n    moments = 1\n    def __init__(self, lr=1): 1 / (lr - 0.5)\n    def step(self, *_): pass\n"
+    own_rules.write_package(folder, "odd", {OUTER_STEP.group: {"odd": "odd:Step"}}, odd)
+    own_rules.forget()
+    with pytest.raises(UserError, match=r'"odd" does not take lr = 0\.5: .*division by zero'):
+        manifest('[outer]\nstep = "odd"\nlr = 0.5')
 
 
 # ---- what they do --------------------------------------------------------------------------------------------
@@ -359,6 +365,54 @@ def test_a_codec_of_a_package_travels_with_a_head_of_its_own(example: Path) -> N
     infinite = payload[:HEADER_BYTES] + np.float32("inf").tobytes() + payload[HEADER_BYTES + 4 :]
     with pytest.raises(FrameError, match="NaN or infinite"):
         codec.check(infinite, 300)
+
+
+class Brittle(Halves):
+    """It passes the suite, and trips over a body that the suite does not have."""
+
+    told: Exception | None = IndexError("hostile")
+
+    def decode(self, body: memoryview, count: int) -> Floats:
+        if bytes(body[:2]) == b"\x12\x34":
+            if self.told is None:
+                return np.zeros(1, np.float32)
+            raise self.told
+        return super().decode(body, count)
+
+
+def test_whatever_a_codec_of_a_package_makes_of_hostile_bytes_is_no_more_than_malformed(folder: Path) -> None:
+    module = "from test_extensions import Brittle\nCODEC = Brittle()\n"
+    own_rules.write_package(folder, "brittle", {CODEC.group: {"brittle": "brittle:CODEC"}}, module)
+    sys.modules["test_extensions"] = sys.modules[__name__]
+    codec = codec_named("brittle")
+    hostile = codec.encode(torch.ones(8))[:HEADER_BYTES] + b"\x12\x34" + bytes(14)
+    for told, what in ((IndexError("hostile"), "IndexError: hostile"), (None, "it does not hold 8 values")):
+        Brittle.told = told
+        with pytest.raises(FrameError, match=what):
+            codec.check(hostile, 8)
+
+
+def test_two_codecs_of_one_number_are_refused_where_a_run_names_one(folder: Path) -> None:
+    numbers: dict[int, str] = {}
+    one = other = ""
+    for each in (f"codec{number}" for number in range(1000)):
+        other = numbers.setdefault(codec_number(each), each)
+        if other != each:
+            one = each
+            break
+    module = "import test_extensions\nCODEC = test_extensions.Halves()\n"
+    sys.modules["test_extensions"] = sys.modules[__name__]
+    own_rules.write_package(
+        folder, "alike", {CODEC.group: dict.fromkeys((one, other), "alike:CODEC")}, module
+    )
+    with pytest.raises(UserError, match=f'"{one}" and "{other}" are of one number: uninstall one'):
+        manifest(f'[round]\ncodec = "{one}"')
+
+
+def test_a_proof_in_a_codec_that_is_not_here_convicts_nobody() -> None:
+    head = b"FFQ\x00" + bytes([200, 1, 0, 0]) + (8).to_bytes(4, "little") + bytes(4)
+    results = Results(1, 1, ("a",), (1.0,), "fp32", b"\1", bytes(32), bytes(32))
+    assert "not installed here" in _problem_of_sum(results, 0, [head + bytes(16)], [1.0])
 
 
 def test_what_a_codec_of_a_package_loses_is_sent_later(example: Path) -> None:

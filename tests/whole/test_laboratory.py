@@ -203,11 +203,12 @@ def test_at_the_end_one_replica_evaluates_for_all_and_before_each_for_itself() -
                 run.step(loss)
                 if run.step_count == 15:
                     run.evaluate(lambda: asked.append("meanwhile"))
-            run.log("end", run.evaluate(lambda: asked.append("end") or float(model.weight.sum())))
+            for each in (1.0, 2.0):
+                run.log(f"end_{each:.0f}", run.evaluate(lambda: asked.append("end") or each))  # noqa: B023
 
     outcome = simulated(script, [ReplicaPlace()] * 3)
-    assert sorted(asked) == ["end", "meanwhile", "meanwhile", "meanwhile"]
-    assert len({value for _, name, value in outcome.figures if name == "end"}) == 1
+    assert sorted(asked) == ["end", "end", "meanwhile", "meanwhile", "meanwhile"]
+    assert {(name, value) for _, name, value in outcome.figures} == {("end_1", 1.0), ("end_2", 2.0)}
 
 
 def test_the_first_of_the_file_may_come_last() -> None:

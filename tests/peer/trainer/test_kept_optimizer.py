@@ -104,8 +104,9 @@ def test_what_is_put_into_an_optimizer_is_a_copy() -> None:
         lambda: MAKERS["momentum"](model()),
         lambda: MAKERS["adamw"](model(width=7)),
         lambda: AdamW(model()[0].parameters()),
+        lambda: AdamW(model().parameters(), amsgrad=True),
     ],
-    ids=["another optimizer", "another model", "fewer parameters"],
+    ids=["another optimizer", "another model", "fewer parameters", "another switch"],
 )
 def test_another_optimizer_begins_from_nothing(other: Callable[[], Optimizer], beside: str) -> None:
     written(beside)
