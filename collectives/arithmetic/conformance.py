@@ -12,6 +12,7 @@ Pure.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,14 +43,24 @@ def _is_vector(found: object, count: int) -> bool:
     return isinstance(found, np.ndarray) and found.dtype == np.float32 and found.shape == (count,)
 
 
-def _raised(what: str, error: Exception) -> str:
-    return f"{what}: {type(error).__name__}: {error}"
+def _in_words(suite: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Whatever a stranger's code raises is its flaw, and what it makes of hostile values is no news."""
+
+    @functools.wraps(suite)
+    def look(made: Any) -> str:
+        try:
+            with np.errstate(all="ignore"):
+                return suite(made)
+        except Exception as error:  # outermost of the stranger's code
+            return f"it fails: {type(error).__name__}: {error}"
+
+    return look
 
 
 # ---- outer steps -------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")
+@_in_words
 def flaw_of_step(make: Callable[..., Any]) -> str:
     """`make()`, or with `lr` or `momentum`, gives `step(theta, moments, d, version)`; `make.moments` is 1 or 2."""
     moments = getattr(make, "moments", None)
@@ -57,12 +68,9 @@ def flaw_of_step(make: Callable[..., Any]) -> str:
         return (
             f"its `moments` are {moments!r}: expected 1 or 2, the vectors that are kept beside the parameters"
         )
-    try:
-        for told, d_n in _vectors():
-            if flaw := _flaw_of_taken(make, moments, d_n):
-                return f"{flaw}, with {told}"
-    except Exception as error:  # outermost: it is a stranger's, and whatever it raises is its flaw
-        return _raised("it fails", error)
+    for told, d_n in _vectors():
+        if flaw := _flaw_of_taken(make, moments, d_n):
+            return f"{flaw}, with {told}"
     return ""
 
 
@@ -94,7 +102,7 @@ def _flaw_of_taken(make: Callable[..., Any], moments: int, d_n: Floats) -> str:
 # ---- codecs ------------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")
+@_in_words
 def flaw_of_codec(codec: Any) -> str:
     """`body_bytes(count)`, `encode(values)`, `decode(body, count)`, and `memory` for what is lost: a share or None."""
     memory = getattr(codec, "memory", 0.0)
@@ -102,13 +110,10 @@ def flaw_of_codec(codec: Any) -> str:
         return (
             f"its `memory` is {memory!r}: expected None, or how much of what was lost is sent later (0 to 1)"
         )
-    try:
-        for told, values_n in _vectors():
-            if flaw := _flaw_of_coded(codec, values_n):
-                return f"{flaw}, with {told}"
-        return _flaw_of_hostile(codec)
-    except Exception as error:  # outermost: it is a stranger's, and whatever it raises is its flaw
-        return _raised("it fails", error)
+    for told, values_n in _vectors():
+        if flaw := _flaw_of_coded(codec, values_n):
+            return f"{flaw}, with {told}"
+    return _flaw_of_hostile(codec)
 
 
 def _flaw_of_coded(codec: Any, values_n: Floats) -> str:
@@ -157,16 +162,13 @@ def _flaw_of_hostile(codec: Any) -> str:
 # ---- merge rules -------------------------------------------------------------------------------------------
 
 
-@np.errstate(all="ignore")
+@_in_words
 def flaw_of_rule(rule: Callable[..., Any]) -> str:
     """`rule(values, weights)`: fp32 [members, count] and [members], whose sum is 1, to fp32 [count]."""
-    try:
-        for told, values_n in _vectors():
-            for members in (1, 2, 5, 16):
-                if flaw := _flaw_of_merged(rule, values_n, members):
-                    return f"{flaw}, with {told} of {members} members"
-    except Exception as error:  # outermost: it is a stranger's, and whatever it raises is its flaw
-        return _raised("it fails", error)
+    for told, values_n in _vectors():
+        for members in (1, 2, 5, 16):
+            if flaw := _flaw_of_merged(rule, values_n, members):
+                return f"{flaw}, with {told} of {members} members"
     return ""
 
 

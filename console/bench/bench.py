@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 import zmq
 
@@ -32,7 +32,7 @@ from farflung.peer.local.folder import sweep_stale
 from farflung.protocol.errors import FarflungError, Unreachable, UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, FRAGMENTS_MAX, MEMBERS_PER_ROUND
-from farflung.protocol.manifest import Manifest, MergeSection
+from farflung.protocol.manifest import Manifest, MergeSection, ResultCodecName
 from farflung.protocol.process.journal import JOURNAL_VARIABLE, Follower
 from farflung.protocol.process.sockets import CLIENT, REPORTS_SERVER, curve_client, curve_server, opened
 
@@ -153,9 +153,6 @@ dead_after_s = 10.0
 """
 
 
-ALIKE = ("fp32", "bf16", "int8", "int4", "auto")  # codecs of contributions and of results
-GATHER = {"topk": "sparse"}  # of results, where they can't be alike; of all others int8
-
 PIECES_LEAST = 32  # of a vector that is small
 
 
@@ -221,7 +218,7 @@ def check(asked: BenchOptions) -> Manifest:
         step="sparse" if asked.codec in ("topk", "int2") else "nesterov",
         codec=asked.codec,
         gather_codec=asked.gather_codec
-        or (asked.codec if asked.codec in ALIKE else GATHER.get(asked.codec, "int8")),
+        or (asked.codec if asked.codec in get_args(ResultCodecName) else "auto"),
         chunk_kb=asked.chunk_kb,
         fragments=asked.fragments,
         policy=asked.policy,

@@ -437,7 +437,6 @@ class RunMachine:
     def obey(self, order: Order, now: float) -> tuple[Reply, list[Effect]]:
         """What the operator asks for."""
         self._look_at_clock(now)
-        self.core.now = now
         reply = self._operating.obey(order)
         self.tick_builder.recheck_all()
         self._settle(self.drivers)
@@ -459,7 +458,6 @@ class RunMachine:
     def on_member(self, key: bytes, message: FromMember, now: float, last: bool = True) -> list[Effect]:
         """`last`: no other frame waits; else what follows from this one waits for the next `settle`."""
         self._look_at_clock(now)
-        self.core.now = now
         member = self.core.members.by_session.get(message.session)
         if member is None:
             self.counters.count(Verdict.STALE)
@@ -498,7 +496,6 @@ class RunMachine:
     def settle(self, now: float) -> list[Effect]:
         """What follows from the frames since the last time: once for all that came together."""
         self._look_at_clock(now)
-        self.core.now = now
         touched = [each for each in self.drivers if each.fragment in self._unsettled and each.is_due()]
         self._unsettled.clear()
         if touched:
@@ -515,7 +512,6 @@ class RunMachine:
         """What came of a DialBack."""
         core = self.core
         self._look_at_clock(now)
-        core.now = now
         if core.members.on_dialled(peer, session, reached):
             core.log(f"{core.name(peer)} can be dialled")
             self.routes.find()
@@ -537,6 +533,7 @@ class RunMachine:
     def _look_at_clock(self, now: float) -> None:
         """Where no timer came for long, this process stood still, and what members said meanwhile is only read now."""
         slept_s, self._looked_at = now - self._looked_at, now
+        self.core.now = now
         if STOOD_STILL_S < slept_s < math.inf:
             self.core.members.liveness.woke_at = now
             for driver in self.drivers:
@@ -546,7 +543,6 @@ class RunMachine:
     def on_timer(self, now: float) -> list[Effect]:
         core = self.core
         self._look_at_clock(now)
-        core.now = now
         self.routes.dial_back()
         self.routes.follow()
         for member in core.members.liveness.silent(now, RECONNECT_GRACE_S):

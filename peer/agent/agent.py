@@ -429,8 +429,8 @@ class Agent:
     def _hold(self, attached: Attached) -> None:
         """Tell the trainer where the memory is.  The first one's model says how large everything is."""
         hands = self._hands or self._share_memory(attached)
-        name = name_on_disk(attached, self._identity.peer_id) if self._options.own.keep else ""
-        told = replace(hands.shared.as_message(), beside=str(self._tools.folder / name) if name else "")
+        beside = self._tools.folder / name_on_disk(attached, self._identity.peer_id)
+        told = replace(hands.shared.as_message(), beside=str(beside) if self._options.own.keep else "")
         for stage in hands.attached.stages:
             told = replace(told, stage=stage, belt=hands.of_mode.begin(self._crossing_bytes))
         self._local.send(told)
