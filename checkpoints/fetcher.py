@@ -276,7 +276,7 @@ class RequestBudget:
 
 ASKED_OF_ONE_DONOR = 4  # pieces in flight per donor: chunks in flight bound the memory of both ends
 # Results in flight per donor: as many as pieces at least, and more where they are small.
-RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64
+RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 4 << 20, 64
 UNTRIED_PATIENCE = 10  # times the patience with a donor, for what donors owe a fellow, before one was timed
 
 Key = tuple[FrameKind, int, int]  # what is asked for: (kind of want, version, chunk)

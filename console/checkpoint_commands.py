@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from farflung.peer.settings import place_of
 from farflung.protocol.caps import parse_bytes
 from farflung.protocol.errors import CheckpointError, UserError
 from farflung.protocol.join_url import JoinUrl
-from farflung.protocol.model_schema import hf_config, tensors_of
+from farflung.protocol.model_schema import config_for_hf, tensors_of, values_of
 from farflung.protocol.process.mode_folders import needed
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def write_for_transformers(
 
     if hf == OF_RUN:
         terms, tensors = of_run(found, exported, _NOT_OF_RUN)
-        write_run_folder(tensors, hf_config(terms.model), folder, _shard_bytes(max_shard_size))
+        write_run_folder(tensors, config_for_hf(terms.model), folder, _shard_bytes(max_shard_size))
         return
     base = base_folder(hf, with_weights=bool(exported.frozen))
     named: dict[str, str] = {}
@@ -245,15 +246,28 @@ def of_run(found: JoinedStages, exported: Exported, if_not: str) -> tuple[Manife
     """What the run says of its model, and the tensors under transformers' names.  UserError, `if_not` with the run's
     name, where its run was one of a script."""
     terms = found.manifest.run_terms
-    # Behind a part's number are transformers' own names.
-    in_parts = _in_parts(exported)
-    bare = {name: name.partition(".")[2] if in_parts else name for name in exported.tensors}
+    if terms is None or not terms.model.kind or exported.frozen:
+        raise UserError(if_not.format(found.manifest.run))
+    bare = _bare_names(exported, terms)
     tensors = {bare[name]: each for name, each in exported.tensors.items()}
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-    is_whole = len(tensors) == len(bare) and not exported.frozen
-    if terms is None or not terms.model.kind or not is_whole or shapes != tensors_of(terms.model):
+    if terms.model.config:  # which names there are, transformers knows
+        as_told = sum(each.numel() for each in tensors.values()) == values_of(terms.model)
+    else:
+        as_told = shapes == tensors_of(terms.model)
+    if len(tensors) < len(bare) or not as_told:
         raise UserError(if_not.format(found.manifest.run))
     return terms, tensors
+
+
+def _bare_names(exported: Exported, terms: Manifest) -> dict[str, str]:
+    """What transformers calls each tensor; of a model in stages a part's number stands before the name."""
+    if not _in_parts(exported):
+        return {name: name for name in exported.tensors}
+    if terms.model.config:
+        in_words = needed(NAMES_OF_PARTS, "a model of transformers in stages")
+        return dict(in_words.hf_names(SimpleNamespace(**terms.model.config), exported.tensors))
+    return {name: name.partition(".")[2] for name in exported.tensors}
 
 
 def _head_of(found: JoinedStages, provenance: Path | None) -> dict[str, str]:

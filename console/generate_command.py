@@ -208,17 +208,12 @@ def _continued(
 ) -> Iterator[int]:
     import torch
 
-    from farflung.peer.builtin.llama import Llama, continued
+    from farflung.peer.builtin.llama import continued
+    from farflung.peer.builtin.named_model import with_values
     from farflung.peer.room import best_device
 
     terms = weights.terms
-    with torch.device("meta"):
-        model = Llama(terms.model)
-    model.load_state_dict(
-        {name: each.float() for name, each in weights.tensors.items()}, strict=False, assign=True
-    )
-    if terms.model.tied:
-        model.lm_head.weight = model.model.embed_tokens.weight
+    model = with_values(terms.model, weights.tensors)
     words = BYTES if terms.data.source == "python-stdlib" else terms.model.vocab
     device = best_device() if weights.on_gpu else torch.device("cpu")
     yield from continued(model.eval().to(device), ids, most, temperature, seed, ends, words)

@@ -30,6 +30,7 @@ source = "python-stdlib"  # or token shards, "s3://bucket/*.bin"; "" where the s
 batch = 8                 # samples in an inner step; where little memory is they are computed in pieces
 
 [inner]
+optimizer = "muon"        # Muon for matrices, AdamW for the rest; "adamw" for weights that AdamW has trained
 lr = 4e-4                 # of the steps that each peer takes alone between two rounds
 warmup_steps = 100        # the rate rises over so many of them
 schedule = "cosine"       # and falls to a tenth until the run ends
@@ -48,7 +49,7 @@ mode = "open"             # anyone with the URL; "token": by invitation (farflun
 TEMPLATE = """\
 # The public description of a run.  Every peer gets it and it is hashed: a change makes another run, but for
 # [admission], and for what `farflung amend` changes.  Every key is optional; the values below are the defaults, but
-# for warmup_steps, schedule of [inner] and start_rounds, which are 0, "constant" and 0 where they are left out.
+# for optimizer, warmup_steps, schedule of [inner] and start_rounds: "adamw", 0, "constant" and 0 if left out.
 
 [run]
 name = "my-run"           # appears in the join URL; a-z, 0-9 and -
@@ -72,6 +73,7 @@ rope_theta = 10000.0      # the slowest turn of places; raise it for long contex
 norm_eps = 1e-5           # what keeps norms of nothing finite
 qk_norm = false           # norms of queries and keys: then an exported folder is a Qwen 3, else a Llama
 tied = true               # embedding and head are one matrix; false by default where a model is cut into stages
+config = {}               # with kind = "hf", the table [model.config]: a model of transformers, in its own words
 
 [start]                   # what version 0 is: as the first peer's script builds the model, or what was trained before
 from = ""                 # a checkpoint's folder, or a .safetensors file: https://, s3://, or a /path (join --start)
@@ -189,6 +191,7 @@ momentum = "fresh"        # "keep": go on with the outer momentum of the checkpo
 
 # What a new run has in place of a default, with figures in docs/learning.md: key, and the two values.
 BETTER = (
+    ("optimizer", '"adamw"', '"muon"'),
     ("warmup_steps", "0", "100"),
     ("schedule", '"constant"', '"cosine"'),
     ("start_rounds", "0", "40"),
@@ -206,6 +209,7 @@ def description(every_key: bool, start: tuple[str, str] | None = None) -> str:
         return text
     # What is trained already does not change most at first.
     text = text.replace("\nstart_rounds = 40", "\nstart_rounds = 0 ", 1)
+    text = text.replace('\noptimizer = "muon" ', '\noptimizer = "adamw"', 1)
     if "[start]" not in text:
         text = text.replace("[data]\n", START + "[data]\n", 1)
     for key, value in zip(("from", "hash"), start, strict=True):

@@ -7,11 +7,12 @@ Must not know: sockets, clocks, time zones; the local time comes in as seconds s
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from farflung.protocol.errors import UserError
 
@@ -232,3 +233,19 @@ def duration(seconds: float) -> str:
     if minutes < 120:
         return f"{minutes} min"
     return f"{si(minutes / 60)} h" if minutes < 48 * 60 else f"{si(minutes / 1440)} days"
+
+
+SHOWN_CHARS = 60
+
+
+def shown(value: Any) -> str:
+    """The value as one short line, with control characters escaped."""
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a value too long to show"
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
+
+
+def shown_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else shown(key)

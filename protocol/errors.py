@@ -246,7 +246,7 @@ class ScoreCause(StrEnum):
 
 
 _SCORES = {
-    ScoreCause.NO_SCRIPT: "the script computes none, or several ranks are one peer",
+    ScoreCause.NO_SCRIPT: "the script computes none",
     ScoreCause.UNREADABLE: "the held-out text can't be read there; the peer's own output says why",
     ScoreCause.FEW_ROWS: "[eval] source has fewer rows than windows",
     ScoreCause.ODD_LOSSES: "what the script gives is not one finite loss a row",

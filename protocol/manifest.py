@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from farflung.protocol.caps import wrong_caps
+from farflung.protocol.caps import shown, shown_key, wrong_caps
 from farflung.protocol.errors import UserError
 from farflung.protocol.extensions import CODEC, MERGE_RULE, OUTER_STEP, WORD, loaded
 from farflung.protocol.limits import (
@@ -32,7 +32,7 @@ from farflung.protocol.limits import (
     SEATS_TOLD,
     WINDOWS_MOST,
 )
-from farflung.protocol.model_schema import filled_in, size_problems, values_of
+from farflung.protocol.model_schema import CONTEXT_MOST, filled_in, size_problems, values_of
 from farflung.protocol.outer_numbers import (
     BUILT_IN_STEPS,
     EXACT_STEPS,
@@ -131,7 +131,7 @@ class RunSection(Section):
 class ModelSection(Section):
     """Sizes that are not written are those of the preset, or follow from others (model_schema.py): below are tiny's."""
 
-    kind: Literal["llama", ""] = "llama"
+    kind: Literal["llama", "hf", ""] = "llama"
     preset: Literal["tiny", "15M", "125M", "350M", "1B", "7B"] = "tiny"
     layers: Annotated[int, Field(ge=1, le=1024)] = 2
     width: Annotated[int, Field(ge=8, le=65536)] = 64
@@ -139,12 +139,15 @@ class ModelSection(Section):
     kv_heads: Annotated[int, Field(ge=1, le=1024)] = 4
     head_dim: Annotated[int, Field(ge=2, le=1024)] = 16
     mlp_width: Annotated[int, Field(ge=1, le=2**18)] = 192
-    context: Annotated[int, Field(ge=1, le=2**20)] = 64
+    context: Annotated[int, Field(ge=1, le=CONTEXT_MOST)] = 64
     vocab: Annotated[int, Field(ge=2, le=2**22)] = 256
     rope_theta: Annotated[float, Field(ge=1, le=1e9)] = 10_000.0
     norm_eps: Annotated[float, Field(ge=1e-12, le=1e-2)] = 1e-5
     qk_norm: bool = False
     tied: bool = True
+    config: Annotated[
+        dict[str, bool | int | float | str], Field(description='a table, with kind = "hf"')
+    ] = {}  # what it may have, hf_config.py says
 
     @model_validator(mode="before")
     @classmethod
@@ -339,7 +342,6 @@ class AdmissionSection(Section):
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_PROBLEMS = 5  # more than this at once is noise: mend these, then see the rest
-_SHOWN_CHARS = 60
 COORDINATORS_OWN: dict[str, Any] = {"admission": True, "net": {"relay"}}  # no peer needs it
 _SAME_VERSION = "are both sides on the same farflung version, with the same packages beside it?"
 
@@ -387,9 +389,12 @@ class Manifest(Section):
         pipeline = written.get("pipeline") if isinstance(written, dict) else None
         stages = pipeline.get("stages") if isinstance(pipeline, dict) else getattr(pipeline, "stages", 1)
         model = written.get("model", {}) if pipeline else None
-        if isinstance(stages, int) and stages > 1 and isinstance(model, dict) and "tied" not in model:
-            return written | {"model": {**model, "tied": False}}
-        return written
+        if not (isinstance(stages, int) and stages > 1 and isinstance(model, dict)):
+            return written
+        config = model.get("config")
+        if model.get("kind") == "hf" and isinstance(config, dict):
+            return written | {"model": {**model, "config": {"tie_word_embeddings": False, **config}}}
+        return written | {"model": {"tied": False, **model}}
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
@@ -436,6 +441,8 @@ class Manifest(Section):
     def canonical(self) -> bytes:
         """The one byte string of what all must agree on: JSON, sorted keys, no spaces, defaults spelled out."""
         content = self.model_dump(mode="json", exclude=COORDINATORS_OWN)
+        if not self.model.config:
+            del content["model"]["config"]
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
     @property
@@ -461,7 +468,9 @@ class Manifest(Section):
     @property
     def least_eval_rounds(self) -> int:
         """So many rounds make windows of [eval] no more than 1 % of the time, where every peer computes all of them: a
-        forward pass takes a third of a step."""
+        forward pass takes a third of a step.  With batches all compute them once, there and back."""
+        if self.pipeline.batch:
+            return -(-100 * -(-self.eval.windows // self.pipeline.micro) // self.pipeline.batch)
         steps = self.total_steps * self.data.batch
         return -(-100 * self.eval.windows * self.run.rounds // (3 * steps))
 
@@ -669,8 +678,6 @@ def _eval_problems(m: Manifest) -> list[str]:
     if not rules.source:
         changed = rules.model_dump(exclude={"source"}).items() - EvalSection().model_dump().items()
         return [f"[eval] {key}: expected to be left out without source" for key in sorted(dict(changed))]
-    if m.pipeline.batch:
-        return [f'[eval] source: expected "" with [pipeline] batch > 0, found {_shown(rules.source)}']
     problems = []
     if rules.source == "python-stdlib" != m.data.source:
         told = "as [data] source has" if m.data.source else 'where [data] source is ""'
@@ -715,7 +722,7 @@ def _batch_checks(m: Manifest) -> list[str]:
         (m.inner.precision, "fp32", "[inner] precision"),
     )
     return [
-        f"{key}: expected {_shown(due)} with [pipeline] batch > 0, found {_shown(found)}"
+        f"{key}: expected {shown(due)} with [pipeline] batch > 0, found {shown(found)}"
         for found, due, key in rules
         if found != due
     ]
@@ -839,17 +846,17 @@ def _explain(error: ValidationError) -> list[str]:
 
 def _section_problem(section: str, kind: str, found: Any) -> str:
     if kind != "extra_forbidden":
-        return f"[{section}]: expected a table, found {_shown(found)}"
+        return f"[{section}]: expected a table, found {shown(found)}"
     if not isinstance(found, dict):
-        return f"{_shown_key(section)}: unknown key; {_hint(section, _homes(section), [])}"
-    return f"[{_shown_key(section)}]: unknown section; {_hint(section, [], list(Manifest.model_fields))}"
+        return f"{shown_key(section)}: unknown key; {_hint(section, _homes(section), [])}"
+    return f"[{shown_key(section)}]: unknown section; {_hint(section, [], list(Manifest.model_fields))}"
 
 
 def _key_problem(section: str, key: str, kind: str, found: Any) -> str:
-    where = f"[{section}] {_shown_key(key)}"
+    where = f"[{section}] {shown_key(key)}"
     if kind == "extra_forbidden":
         return f"{where}: unknown key; {_hint(key, _homes(key), list(_keys(section)))}"
-    return f"{where}: expected {_expected(_keys(section)[key], found)}, found {_shown(found)}"
+    return f"{where}: expected {_expected(_keys(section)[key], found)}, found {shown(found)}"
 
 
 def _keys(section: str) -> dict[str, dict[str, Any]]:
@@ -875,7 +882,7 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
     if "description" in rule:
         return str(rule["description"])
     if "enum" in rule:
-        return " or ".join(_shown(value) for value in rule["enum"])
+        return " or ".join(shown(value) for value in rule["enum"])
     if rule.get("type") == "boolean":
         return "true or false"
     noun = {"integer": "an integer", "number": "a number"}.get(rule.get("type", ""), "text")
@@ -884,19 +891,6 @@ def _expected(rule: dict[str, Any], found: Any) -> str:
         return f"{noun} {low}"  # a bound that only keeps numbers finite would distract from this one
     high = f"<= {rule['maximum']}" if "maximum" in rule else f"< {rule['exclusiveMaximum']}"
     return f"{noun} {low} and {high}"
-
-
-def _shown(value: Any) -> str:
-    """The value as one short line, with control characters escaped."""
-    try:
-        text = json.dumps(value, default=str)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a value too long to show"
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
-
-
-def _shown_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else _shown(key)
 
 
 def _syntax_problem(text: str, error: Exception) -> str:

@@ -6,6 +6,7 @@ nothing else of the core names one.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final
 
@@ -23,6 +24,7 @@ from farflung.protocol.limits import (
     MEETS_AT_ONCE,
     MEMBERS_PER_ROUND,
     MICROS_PER_BATCH,
+    NATS_MOST,
     SEATS_TOLD,
     SHELVED_TAG_BYTES,
     SHELVED_TOLD,
@@ -130,6 +132,8 @@ class BatchBeat(ModeSection, frozen=True, tag="batch"):
     made: Count = 0
     # Of seats in the stages beside mine, as I see them now.
     complains: Annotated[tuple[Complaint, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+    # Of a held-out batch, where the model ends: the float32 of what is `counted`, in that order, nats a token.
+    losses: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
 
 
 class SeatRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -164,6 +168,7 @@ class BatchTick(ModeSection, frozen=True, tag="batch"):
     skipped: Mask = b""
     # Somebody complains of these seats: does whoever has to do with them get on with them?
     doubted: Annotated[tuple[Count, ...], Meta(max_length=MEMBERS_PER_ROUND)] = ()
+    held_out: bool = False  # its samples are windows of [eval]: their losses are told, and nothing is learned
 
 
 class ServeTick(ModeSection, frozen=True, tag="serve"):
@@ -192,6 +197,14 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     nats: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
     data: Digest = b""  # the fingerprint of what was read
     why_not: ShortReason = ""  # a `ScoreCause`
+
+
+def losses_of(raw: bytes, count: int) -> tuple[float, ...] | None:
+    """None: these are not so many losses."""
+    if len(raw) != 4 * count:
+        return None
+    found = struct.unpack(f"<{count}f", raw)
+    return found if all(0.0 <= each <= NATS_MOST for each in found) else None
 
 
 # What a script measures itself.

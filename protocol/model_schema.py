@@ -18,6 +18,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
+from farflung.protocol import hf_config
 from farflung.protocol.digests import hash_bytes
 from farflung.protocol.errors import UserError
 from farflung.protocol.limits import CHUNKS_PER_FRAGMENT, CONTROL_ARRAY_LEN, FRAGMENTS_MAX
@@ -229,6 +230,8 @@ def _difference_of_stages(mine: ModelSchema, run: ModelSchema) -> str:
 # numbers are a stranger's: values are reckoned on paper before anything is built (peer/builtin/sizes.py).
 
 HEAD_DIM_MOST = 1024
+CONTEXT_MOST = 2**20
+HF_CONTEXT = 1024  # of a model that would take more, unless the run says
 MLP_STEP = 64  # a width of an MLP that nobody names is a multiple of it
 _PLAIN = {"rope_theta": 10_000.0, "norm_eps": 1e-5, "qk_norm": False, "tied": True}
 _COLUMNS = ("layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "context", "vocab")
@@ -252,6 +255,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 def filled_in(written: Mapping[str, Any]) -> dict[str, Any]:
     """All sizes of a [model] in which these are written.  What is no number, or no preset, the manifest refuses."""
+    config = written.get("config", {})
+    if written.get("kind") == "hf" and isinstance(config, Mapping):
+        return _as_config_says(written, config)
+    if config and isinstance(config, Mapping):
+        raise ValueError('[model.config]: expected kind = "hf" in [model], which it describes')
     found = dict(written)
     preset = PRESETS.get(str(found.setdefault("preset", "tiny")), PRESETS["tiny"])
     for key, value in preset.items():
@@ -270,6 +278,22 @@ def filled_in(written: Mapping[str, Any]) -> dict[str, Any]:
         )
     found.setdefault("head_dim", width // heads if resized else preset["head_dim"])
     found.setdefault("mlp_width", mlp_width_of(width) if "width" in resized else preset["mlp_width"])
+    return found
+
+
+def _as_config_says(written: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    config = hf_config.completed(config)
+    sizes = hf_config.sizes_of_config(config)._asdict()
+    most = config["max_position_embeddings"]
+    found = {"context": min(most, HF_CONTEXT), **written, "config": config}
+    for key in ("preset", *sizes):
+        due = sizes.get(key, "tiny")
+        if found.setdefault(key, due) != due:
+            raise ValueError(f'[model] {key}: no key with kind = "hf", whose sizes [model.config] says')
+    if isinstance(found["context"], int) and most < found["context"] <= CONTEXT_MOST:
+        raise ValueError(
+            f"[model] context: expected at most max_position_embeddings ({most}), found {found['context']}"
+        )
     return found
 
 
@@ -305,17 +329,19 @@ class ModelSizes(Protocol):
     def qk_norm(self) -> bool: ...
     @property
     def tied(self) -> bool: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
 
 
 def size_problems(model: ModelSizes, stages: int) -> list[str]:
     """What of these sizes does not go together: each line says which value, and how it must be."""
     found = []
-    if model.width % model.heads and not model.qk_norm:
+    if model.width % model.heads and not model.qk_norm and not model.config:
         found.append(
             f"[model] width: expected a multiple of heads ({model.heads}) without qk_norm, found {model.width}: such a "
             "Llama is read by nobody else"
         )
-    if model.head_dim % 2:
+    if model.head_dim % 2 and not model.config:
         found.append(
             f"[model] head_dim: expected an even number, found {model.head_dim}: places turn values in pairs"
         )
@@ -331,6 +357,9 @@ def size_problems(model: ModelSizes, stages: int) -> list[str]:
 
 def values_by_part(model: ModelSizes) -> Iterator[int]:
     """Of the embedding, each layer, and the norm with the head; a head that is tied has none of its own."""
+    if model.config:
+        yield from hf_config.values_by_part(model.config)
+        return
     yield model.vocab * model.width
     matrices = model.width * (2 * model.head_dim * (model.heads + model.kv_heads) + 3 * model.mlp_width)
     for _ in range(model.layers):
@@ -369,17 +398,16 @@ def parts_of(model: ModelSizes) -> int:
     return model.layers + 2
 
 
-def hf_config(model: Any) -> dict[str, Any]:
+def config_for_hf(model: Any) -> dict[str, Any]:
     """config.json of a folder that `from_pretrained` and vLLM load.  A Llama with QK-norm is a Qwen 3."""
+    if model.config:
+        return hf_config.config_json(model.config)
     kind = "Qwen3" if model.qk_norm else "Llama"
     return {
         "architectures": [f"{kind}ForCausalLM"],
         "model_type": kind.lower(),
         "attention_bias": False,
-        # transformers' own defaults are words of Llama 2, at which generation would stop.
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **hf_config.NO_IDS,
         "dtype": "float32",
         "head_dim": model.head_dim,
         "hidden_act": "silu",

@@ -393,7 +393,12 @@ class Invariants:
             if (held_in, held) == (era, now.version):
                 continue  # it holds what it held: nearly always
             lost = now.version < held and era == held_in and now.chunks.target - held <= now.log.keep_versions
-            self._require("P18", not lost, f"{peer.peer} gave up its state of version {held} of {number}")
+            # Torn, by results that nobody has whole any more, it reads what lies on its disk.  Among liars it may not:
+            # they could tear it.
+            torn = not self.liars and len(set(now.chunks.versions)) > 1
+            self._require(
+                "P18", torn or not lost, f"{peer.peer} gave up its state of version {held} of {number}"
+            )
             true = now.version > 0 and self.eras[era].sealed.get((number, now.version)) == now.digest
             if true or now.version < held:
                 self._held[peer.me.process, number] = era, now.version

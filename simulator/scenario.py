@@ -291,6 +291,19 @@ class Scenario:
         )
 
     @staticmethod
+    def of_evaluated(seed: int, stages: bool) -> Scenario:
+        """Batches, in one piece or in stages, with the held-out loss of every fifth version and of the last one."""
+        draw = random.Random(f"evaluated batches {seed}")
+        return replace(
+            Scenario.of_stages(seed) if stages else Scenario.of_batches(seed),
+            evaluates=True,
+            batch=40,
+            micro=8,
+            poison_every=draw.choice((0, 0, 7, 10)),
+            rounds=draw.choice((5, 6)),
+        )
+
+    @staticmethod
     def of_local_stages(seed: int) -> Scenario:
         """The world of `of_stages`, whose stages take steps of their own within a batch."""
         draw = random.Random(f"local stages {seed}")
@@ -604,7 +617,7 @@ _STEP_KEYS = {
 
 # Nobody here goes by the batch: as large as makes sixteen windows cheap.
 EVALUATED_BATCH = 8
-_EVAL_KEYS = 'source = "python-stdlib"\nwindows = 16\nevery_rounds = 2'
+_EVAL_KEYS = 'source = "python-stdlib"\nwindows = 16\n'
 
 
 def manifest_for(scenario: Scenario) -> Manifest:
@@ -617,9 +630,10 @@ def manifest_for(scenario: Scenario) -> Manifest:
         max_peers = {max(64, scenario.peers + 1)}
         [data]
         lease_samples = {max(8, EVALUATED_BATCH * scenario.evaluates)}
-        batch = {EVALUATED_BATCH if scenario.evaluates else 2}
+        batch = {EVALUATED_BATCH if scenario.evaluates and not scenario.batch else 2}
         [eval]
         {_EVAL_KEYS if scenario.evaluates else ""}
+        every_rounds = {2 if scenario.evaluates and not scenario.batch else '"auto"'}
         [inner]
         schedule = "{"linear" if scenario.step in ("adamw", "muon") else "constant"}"
         [outer]

@@ -41,6 +41,7 @@ from farflung.peer.machine.modes import missing
 from farflung.peer.settings import Caps, OwnConfig, default_path
 from farflung.protocol import messages
 from farflung.protocol.errors import FarflungError, FrameError, Refused, Unreachable
+from farflung.protocol.hf_config import lacking
 from farflung.protocol.join_url import Address, JoinUrl
 from farflung.protocol.limits import CONTROL_BIN_BYTES, PROTOCOL_VERSION
 from farflung.protocol.manifest import Manifest
@@ -346,7 +347,8 @@ def of_the_run(facts: MachineFacts, url: JoinUrl, own: OwnConfig) -> None:
             facts.alive = sum(member.get("alive") is True for member in records(status, "members"))
             size = known(status, "model_bytes")
             facts.model_bytes = int(size) if size is not None else None
-            facts.lacking = missing(facts.manifest)
+            of_model = lacking(_version_of("transformers")) if facts.manifest.model.config else ""
+            facts.lacking = missing(facts.manifest) or of_model
             facts.part = made_by_first(OTHER_PARTS, facts.manifest, status) or facts.part
             hosts = [str(each.address) for each in facts.places if not each.problem] or [url.address]
             facts.relay = _relay_of(status, [Address.parse(each).host for each in hosts])

@@ -46,6 +46,10 @@ class AuditedBatch:
     def begin(self, batch: Event | None) -> None:
         self.batch, self.skipped, self.granted, self.committed = batch, 0, {}, []
 
+    @property
+    def is_held_out(self) -> bool:
+        return self.batch is not None and bool(self.batch.get("held_out"))
+
     def due(self) -> int:
         return ((1 << self.batch["count"]) - 1) & ~self.skipped if self.batch is not None else 0
 
@@ -69,6 +73,11 @@ def check_batches(history: History) -> Finding:
         match each["event"]:
             case "batch":
                 _begin(each, story, finding)
+            case "held_out_ended":
+                told = f"a held-out batch from version {each['version']} ends, and there was none"
+                finding.expect(story.is_held_out, told)
+                story.begin(None)
+                story.seats.clear()
             case "seated":
                 new = each["number"] not in story.numbers
                 finding.expect(new, f"seat {each['number']} was given a second time")
@@ -100,7 +109,7 @@ def _mask(span: Event) -> int:
 
 def _begin(batch: Event, story: AuditedBatch, finding: Finding) -> None:
     epoch, end = story.ends.get(batch["version"], (batch["epoch"], batch["start"]))
-    follows = (batch["epoch"], batch["start"]) in ((epoch, end), (epoch + 1, 0))
+    follows = batch.get("held_out") or (batch["epoch"], batch["start"]) in ((epoch, end), (epoch + 1, 0))
     finding.expect(follows, f"the batch from version {batch['version']} does not begin where the last ended")
     story.begin(batch)
 
@@ -118,7 +127,7 @@ def _grant_microbatches(granted: Event, story: AuditedBatch, finding: Finding) -
 
 def _skip(skipped: Event, story: AuditedBatch) -> None:
     story.skipped |= 1 << skipped["micro"]
-    if story.batch is not None and not story.due():
+    if story.batch is not None and not story.due() and not story.is_held_out:
         story.ends[story.batch["version"]] = (story.batch["epoch"], story.batch["stop"])
         story.begin(None)
         story.seats.clear()
@@ -135,6 +144,7 @@ def _commit(commit: Event, story: AuditedBatch, finding: Finding) -> None:
         finding.expect(own, f"{where}: {peer} counted what was not granted to it")
         seen |= mask
     finding.expect(seen == story.due(), f"{where} is not made of its whole batch")
+    finding.expect(not story.is_held_out, f"{where} is made of a held-out batch")
     story.committed.append(stage)
     if len(story.committed) < commit.get("of_batch", 1):
         return

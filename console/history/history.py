@@ -200,13 +200,20 @@ class History:
 
     def _tell_once(self) -> None:
         """Of several places from which a run was led: who takes over writes down what it finds, too."""
-        self.coordinators.sort(key=lambda life: int(life.start.get("incarnation", 0)))
+        self.coordinators.sort(key=_in_turn)
         durable = [each for life in self.coordinators for each in life.events if "pos" in each]
         told = {_facts(each) for each in durable if not each.get("late")}
         for life in self.coordinators:
             again = {id(each) for each in life.events if each.get("late") and _facts(each) in told}
             life.events = [each for each in life.events if id(each) not in again]
             told |= {_facts(each) for each in life.events if each.get("late")}
+
+
+def _in_turn(life: Process) -> tuple[int, bool]:
+    """One that ended before its first record gave its incarnation to the next one, which may be elsewhere."""
+    incarnation = int(life.start.get("incarnation", 0))
+    began = any(each["incarnation"] == incarnation for each in life.of("started") if not each.get("late"))
+    return incarnation, began
 
 
 def _facts(event: Event) -> bytes:

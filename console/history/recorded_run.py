@@ -318,7 +318,9 @@ def stage_stories(records: Iterable[tuple[float, Event]]) -> list[StageStory]:
     for at, event in records:
         match event.get("event"):
             case "batch":
-                open_batch = True
+                open_batch = not event.get("held_out")
+            case "held_out_ended":
+                seats.clear()
             case "seated":
                 stage = int(event.get("stage") or 0)
                 seats[int(event["number"])] = stage

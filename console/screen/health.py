@@ -169,7 +169,8 @@ def parity(status: Record) -> tuple[str, str]:
 # round; nothing is guessed from the row of a member with the same id, which may be another process. The words
 # are those of the log.
 
-INSIDE = ("", "round", "data", "told", "fetching", "reading", "founding")  # causes of a peer that was let in
+# Causes of a peer that was let in.
+INSIDE = ("", "round", "data", "told", "fetching", "behind", "reading", "founding")
 TEXT_MOST = 400
 _ENDS = {
     "loading": "then it asks to be let in",
@@ -177,6 +178,7 @@ _ENDS = {
     "refused": "it asks again by itself",
     "founding": "then the first round begins",
     "fetching": "then it trains",
+    "behind": "then it trains",
 }
 _STARTING = "starting Python"
 _NUMBERS = re.compile(r"[0-9.]+")

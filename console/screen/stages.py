@@ -54,14 +54,13 @@ def batch_words(status: Record) -> str:
     if not isinstance(batch, Mapping):
         return ""
     stages = records(status, "stages")
+    done = f"{count(batch, 'counted')} of {count(batch, 'microbatches')}"
     if not batch.get("microbatches"):
         told = "no batch yet"
-    elif not stages:
-        return f"{count(batch, 'counted')} of {count(batch, 'microbatches')} microbatches counted"
+    elif batch.get("held_out"):
+        told = f"held-out loss: {done} microbatches"
     else:
-        told = (
-            f"{count(batch, 'counted')} of {count(batch, 'microbatches')} microbatches counted in all stages"
-        )
+        told = f"{done} microbatches counted" + (" in all stages" if stages else "")
     if not stages:
         return told
     seats = "/".join(count(stage, "seats") for stage in stages[:8]) + ("/..." if len(stages) > 8 else "")

@@ -213,6 +213,8 @@ def _phase(status: Record, phase: str) -> str:
     if phase == RunPhase.INNER and isinstance(batch, Mapping):
         counted, due = number(batch, "counted"), number(batch, "microbatches")
         told = f"{counted:,.0f} of {due:,.0f} microbatches of this batch are counted."
+        if batch.get("held_out"):
+            told = f"The held-out loss is computed: {counted:,.0f} of {due:,.0f} microbatches."
         return told if due else "A batch begins soon."
     return _PHASES[RunPhase(phase)] if phase in list(RunPhase) else ""
 

@@ -55,6 +55,13 @@ class BatchBegun(Record, frozen=True, kw_only=True, tag="batch"):
     count: int  # of microbatches
     # By seat, where a model is cut and what seats can do has changed: see Seat.share in collectives/pipeline/seats.py.
     shares: dict[int, float] = msgspec.field(default_factory=dict)
+    held_out: bool = False  # the loss of that version is found on windows of [eval]: there is no next version
+
+
+class HeldOutEnded(Record, frozen=True, kw_only=True, tag="held_out_ended"):
+    """The held-out batch is over, and its seats with it: nothing in their sums is ever taken."""
+
+    version: int
 
 
 class Seated(Record, frozen=True, kw_only=True, tag="seated"):
@@ -112,9 +119,10 @@ class MicroSkipped(Record, frozen=True, kw_only=True, tag="skipped"):
     reason: str
 
 
-OfBatches = BatchBegun | Seated | Unseated | Moving | GrantedMicros | TakenBack | MicroSkipped
+OfBatches = BatchBegun | HeldOutEnded | Seated | Unseated | Moving | GrantedMicros | TakenBack | MicroSkipped
 OF_BATCHES: tuple[type[Record], ...] = (
     BatchBegun,
+    HeldOutEnded,
     Seated,
     Unseated,
     Moving,
@@ -168,6 +176,7 @@ class Batch:
     stop: int
     count: int  # microbatches
     skipped: list[Span] = field(default_factory=list)  # nobody gets a gradient out of them
+    held_out: bool = False  # samples are windows of [eval]
 
     @property
     def whole(self) -> int:
@@ -248,6 +257,9 @@ class BatchBook(LedgerPart):
     def seat_of(self, peer: str) -> BookedSeat | None:
         return self._places.of_peer.get(peer)
 
+    def held_out_batch(self, version: int, windows: int, micro: int) -> Batch:
+        return Batch(version, 0, 0, windows, -(-windows // micro), held_out=True)
+
     def next_batch(self, version: int, samples: int, most: int, micro: int) -> Batch:
         """Of a data set with so many samples; the last one of an epoch may be short."""
         epoch, start = self.cursor
@@ -274,7 +286,10 @@ class BatchBook(LedgerPart):
     def _on_own(self, record: OfBatches, samples: int) -> None:
         match record:
             case BatchBegun(version=version, epoch=epoch, start=start, stop=stop, count=count):
-                self.begin(Batch(version, epoch, start, stop, count), record.shares)
+                batch = Batch(version, epoch, start, stop, count, held_out=record.held_out)
+                self.begin(batch, record.shares)
+            case HeldOutEnded():
+                self.end_held_out()
             case Seated(number=number, peer=peer, process=process, trainer=trainer, stage=stage):
                 self.sit_down(BookedSeat(number, peer, process, trainer, stage=stage))
             case Unseated(number=number):
@@ -364,15 +379,22 @@ class BatchBook(LedgerPart):
         if batch is None:
             raise ValueError("a microbatch of no batch is skipped")
         batch.skipped = spans_of_mask(mask_of_spans(batch.skipped) | 1 << micro)
+        if batch.held_out:
+            return
         self.skipped_samples += samples
         if not batch.whole:
             self._clear_seats()
             self._pass(batch, of_epoch)
 
+    def end_held_out(self) -> None:
+        """With other seats, what is said of it is not taken for the batch that is learned from the same version."""
+        self._clear_seats()
+        self._end()
+
     def commit(self, stages: Sequence[Mapping[str, bytes]], samples: int) -> None:
         """The batch is learned from, in every stage.  ValueError if these shares are not the batch: such a journal is
         not ours."""
-        if self.batch is None:
+        if self.batch is None or self.batch.held_out:
             raise ValueError("a commit of a batch that was not begun")
         for counted in stages:
             self._check_is_whole(self.batch, counted)

@@ -28,11 +28,12 @@ from farflung.collectives.pipeline.seats import (
 from farflung.coordinator.batches.batch_book import Batch, BatchBook, BookedSeat, mask_of_spans
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.records import Record
-from farflung.protocol.digests import bits, mask_to_bytes
+from farflung.coordinator.modes.registry import LossMode
+from farflung.protocol.digests import bits, mask_from_bytes, mask_to_bytes
 from farflung.protocol.limits import MEMBERS_PER_ROUND, SEATS_TOLD
 from farflung.protocol.manifest import Manifest, PipelineSection
 from farflung.protocol.messages import Beat
-from farflung.protocol.mode_words import BatchBeat, BatchTick, SeatRow
+from farflung.protocol.mode_words import BatchBeat, BatchTick, SeatRow, losses_of
 from farflung.protocol.model_schema import ModelSchema
 from farflung.protocol.round_words import section
 
@@ -94,6 +95,15 @@ class BatchMembers:
     saved_by: Callable[[int], Collection[str]] = lambda stage: ()  # who wrote a checkpoint of this stage
     # These two have a way, though neither can be dialled: past their routers, or at a relay.
     meet: Callable[[str, str], bool] = lambda one, other: False
+    losses_for: Callable[[], Sequence[LossMode]] = lambda: ()  # who may want those of a held-out batch
+
+    @property
+    def is_evaluated_next(self) -> bool:
+        return any(mode.is_evaluated_next() for mode in self.losses_for())
+
+    def on_losses(self, losses: Mapping[str, Mapping[int, float]]) -> None:
+        for mode in self.losses_for():
+            mode.on_losses(losses)
 
 
 @dataclass
@@ -107,10 +117,11 @@ class SeatWord:
     ready: bool = False  # its sums stand frozen
     holds: int = 0  # microbatches that wait for its trainer
     made: int = 0  # works that its trainer has made
+    losses: dict[int, float] = field(default_factory=dict)  # of a held-out batch, by microbatch
 
     def forget(self) -> None:
         """What it said of a batch is not said of the next one."""
-        self.counted, self.ready, self.holds, self.made = 0, False, 0, 0
+        self.counted, self.ready, self.holds, self.made, self.losses = 0, False, 0, 0, {}
 
 
 @dataclass
@@ -146,12 +157,14 @@ class UnusableMicros:
             masks[stage] = masks.get(stage, 0) | mask
         return [(stage, micro) for stage, mask in sorted(masks.items()) for micro in bits(mask)]
 
-    def hopeless(self, has_others: Callable[[int, str], bool]) -> list[tuple[int, int, list[str]]]:
-        """(stage, microbatch, who tried it) that nobody is left to try."""
+    def hopeless(
+        self, has_others: Callable[[int, Sequence[str]], bool], tries: float
+    ) -> list[tuple[int, int, list[str]]]:
+        """(stage, microbatch, who tried it) that nobody is left to try; or so many have."""
         found = []
         for stage, micro in self.tried():
             by = self.who(stage, micro)
-            if len(by) >= 2 or not has_others(stage, by[0]):
+            if len(by) >= tries or not has_others(stage, by):
                 found.append((stage, micro, by))
         return found
 
@@ -207,6 +220,7 @@ def tick_of(batch: Batch, seat: BookedSeat | None, freeze: bool) -> BatchTick:
         seat=seat.number if seat is not None else 0,
         granted=tuple(seat.granted) if seat is not None else (),
         freeze=freeze,
+        held_out=batch.held_out,
     )
 
 
@@ -231,6 +245,7 @@ def staged_tick_of(
         seat=plain.seat,
         granted=plain.granted,
         freeze=freeze,
+        held_out=plain.held_out,
         again=mask_to_bytes(book.again(seat)) if seat is not None else b"",
         table_no=book.table_no,
         table=_told(book.table, stage) if knows != book.table_no else None,
@@ -251,16 +266,25 @@ def _told(table: Table, stage: int) -> tuple[SeatRow, ...]:
     return tuple(SeatRow(row.number, row.peer, row.stage, row.share, row.since, row.gone) for row in told)
 
 
+def losses_by_micro(said: BatchBeat, counted: int) -> dict[int, float]:
+    """`counted`: the mask of what it may have counted.  Nothing, if these are no losses: they are its word alone."""
+    micros = list(bits(mask_from_bytes(said.counted)))
+    losses = losses_of(said.losses, len(micros)) or ()
+    return {micro: nats for micro, nats in zip(micros, losses, strict=False) if counted >> micro & 1}
+
+
 def row_of(book: BatchBook, samples: int, counted: int, costs: dict[str, object] | None) -> dict[str, object]:
     """For the status.  `samples`: of an epoch; `counted`: the mask of what is counted in every stage."""
     batch = book.batch
+    learned = None if batch is None or batch.held_out else batch
     return {
         "samples": samples or None,
-        "epoch": batch.epoch if batch is not None else book.cursor[0],
-        "start": batch.start if batch is not None else book.cursor[1],
-        "stop": batch.stop if batch is not None else None,
+        "epoch": learned.epoch if learned is not None else book.cursor[0],
+        "start": learned.start if learned is not None else book.cursor[1],
+        "stop": learned.stop if learned is not None else None,
         "microbatches": batch.whole.bit_count() if batch is not None else None,
         "counted": (counted & batch.whole).bit_count() if batch is not None else 0,
+        "held_out": batch is not None and batch.held_out,  # no samples, but windows of [eval]
         "skipped_samples": book.skipped_samples,  # ever: nobody got a finite gradient out of them
         "costs": costs,
     }

@@ -18,7 +18,7 @@ from farflung.coordinator.batches.batch_book import OF_BATCHES, BatchBook
 from farflung.coordinator.batches.batch_members import BatchMembers
 from farflung.coordinator.batches.batches import Batches
 from farflung.coordinator.batches.seat_choice import held_by_newcomer, loads_of
-from farflung.coordinator.modes.registry import CoordinatorMode, ModeTools
+from farflung.coordinator.modes.registry import CoordinatorMode, LossMode, ModeTools
 from farflung.coordinator.rounds.round_policy import Done, RoundPolicy, SeatShare
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.round_driver import RoundDriver, newest_held
@@ -127,6 +127,7 @@ class BatchMode(CoordinatorMode):
             abort=lambda stage, why: drivers[stage].abort(AbortCause.SHARE_LOST, why),
             saved_by=core.saved_by,
             meet=lambda one, other: members.ways.meets(one, other),
+            losses_for=lambda: [mode for mode in core.modes if isinstance(mode, LossMode)],
         )
         self.batches = Batches(core, house)
 

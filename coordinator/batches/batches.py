@@ -17,7 +17,7 @@ other seat of its stage says so too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from farflung.coordinator.batches.batch_book import (
@@ -27,6 +27,7 @@ from farflung.coordinator.batches.batch_book import (
     BookedSeat,
     GrantedMicros,
     GrantPace,
+    HeldOutEnded,
     Masks,
     MicroSkipped,
     Seated,
@@ -51,6 +52,7 @@ from farflung.coordinator.batches.batch_members import (
     UnusableMicros,
     are_coming_back,
     is_of,
+    losses_by_micro,
     names_of,
     row_of,
     said_by,
@@ -93,7 +95,8 @@ class BatchStart:
         desk, able, samples = self.desk, self.able, self.desk.ledger.leases.samples
         known = 0 < samples < UNKNOWN_LENGTH and any(said_by(worker) for worker in able)
         enough = len(able) >= desk.manifest.run.min_peers and not self.short_stage
-        return not desk.finished and not desk.held and known and enough
+        is_next = not desk.finished or self.house.is_evaluated_next
+        return is_next and not desk.held and known and enough
 
     @property
     def short_stage(self) -> str:
@@ -118,10 +121,11 @@ class BatchStart:
         return pipeline.stages > 1 and not pipeline.rebalance_s and len(self._served) < pipeline.stages
 
     def batch(self) -> BatchBegun:
-        ledger, pipeline = self.desk.ledger, self.desk.manifest.pipeline
-        due = BatchBook.of(ledger).next_batch(
-            ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro
-        )
+        ledger, pipeline, book = self.desk.ledger, self.desk.manifest.pipeline, BatchBook.of(self.desk.ledger)
+        if self.house.is_evaluated_next:
+            due = book.held_out_batch(ledger.version, self.desk.manifest.eval.windows, pipeline.micro)
+        else:
+            due = book.next_batch(ledger.version, ledger.leases.samples, pipeline.batch, pipeline.micro)
         return BatchBegun(
             version=due.version,
             epoch=due.epoch,
@@ -129,6 +133,7 @@ class BatchStart:
             stop=due.stop,
             count=due.count,
             shares=self._news_of_shares(),
+            held_out=due.held_out,
         )
 
     def _news_of_shares(self) -> dict[int, float]:
@@ -175,9 +180,10 @@ class BatchTimes:
     _version: int = -1  # of the batch that is open
     _begun_at: float = -1.0  # below 0: it was not seen
     _full_at: float = -1.0
+    _is_held_out: bool = False
 
-    def look(self, version: int | None, complete: bool, now: float) -> None:
-        """Every turn.  `version`: of the batch; None: there is none."""
+    def look(self, version: int | None, complete: bool, now: float, held_out: bool = False) -> None:
+        """Every turn.  `version`: of the batch; None: there is none.  `held_out`: its time is that of no round."""
         if self.since < 0:
             self.since = now
         if version is not None and version != self._version:
@@ -186,7 +192,9 @@ class BatchTimes:
                 self.counting_s = _smooth(self.counting_s, self._full_at - self._begun_at)
                 self.round_s = _smooth(self.round_s, now - self._full_at)
             self._begun_at = now if self._version >= 0 or version == 0 else -1.0
-            self._version, self._full_at = version, -1.0
+            self._version, self._full_at, self._is_held_out = version, -1.0, held_out
+        elif version is not None and (held_out or self._is_held_out):
+            self._begun_at, self._is_held_out = now, held_out
         elif version is not None and not complete:
             self._full_at = -1.0  # somebody was lost after all were counted
         elif version is not None and self._full_at < 0:
@@ -294,10 +302,16 @@ class Batches:
         heard.counted = counted
 
     @property
+    def _done(self) -> int:
+        """The mask of what is done with: of a held-out batch, where the model ends."""
+        held_out = self.book.batch is not None and self.book.batch.held_out
+        return self.counted_in(self.stages - 1) if held_out else self.counted
+
+    @property
     def complete(self) -> bool:
-        """Every microbatch is counted by somebody who is here, in every stage."""
+        """Every microbatch is counted by somebody who is here, in every stage; its loss is known in the last one."""
         batch = self.book.batch
-        return batch is not None and not batch.whole & ~self.counted
+        return batch is not None and not batch.whole & ~self._done
 
     @property
     def under_way(self) -> bool:
@@ -336,7 +350,7 @@ class Batches:
         able = said.want and worker.verified and not worker.leaving and said.version == batch.version
         if able and seat.stage == 0:
             self._grant(seat)
-        freeze = self.complete and self._of(seat.number).counted != 0
+        freeze = self.complete and not batch.held_out and self._of(seat.number).counted != 0
         return self._tick(batch, seat, freeze, seat.stage, said)
 
     def _tick(
@@ -375,6 +389,8 @@ class Batches:
             heard.since = self.desk.now
         self._now_counts(seat, heard, counted)
         heard.unit_s, heard.holds, heard.made = believed_unit_s(said.unit_s), said.holds, made
+        if batch.held_out and seat.stage == self.stages - 1:
+            heard.losses = losses_by_micro(said, counted)
         self._complaints.hear(seat.number, said.complains, self.desk.now)
         unusable = mask_from_bytes(said.unusable) & batch.whole & its_own & ~counted
         self._not_finite.hear(seat.stage, seat.peer, unusable)
@@ -435,6 +451,8 @@ class Batches:
                 self._unseat(seat, why)
         self._forgive_idle()
         self.moves.advance()
+        if self.book.batch is not None and self.book.batch.held_out:
+            self._end_held_out(self.book.batch)
         if self.book.batch is None and self._beginning.is_due:
             self._begin(self._beginning.batch())
         elif self.book.batch is not None:
@@ -444,9 +462,11 @@ class Batches:
             if not self.complete:
                 self._look_at_unusable(self.book.batch)
                 self._look_at_complaints()
-        version = self.book.batch.version if self.book.batch is not None else None
-        self._times.look(version, self.complete, self.desk.now)
-        now = (version, self.complete, tuple(self.book.seats))
+        batch = self.book.batch
+        version = batch.version if batch is not None else None
+        held_out = batch is not None and batch.held_out
+        self._times.look(version, self.complete, self.desk.now, held_out)
+        now = (version, held_out, self.complete, tuple(self.book.seats))
         news, self._was = now != self._was, now
         return news and self.book.batch is not None  # at a commit nobody has said yet that it holds it
 
@@ -483,12 +503,12 @@ class Batches:
             return ""
         others = (self._of(each.number).unit_s for each in self.book.of_stage(seat.stage) if each is not seat)
         waits_s = patience_s(self.desk.manifest.round.deadline_s, heard.unit_s, others)
-        if self.desk.now - heard.since < waits_s or not self._has_others(seat.stage, seat.peer):
+        if self.desk.now - heard.since < waits_s or not self._has_others(seat.stage, [seat.peer]):
             return ""
         self._idle.add((seat.peer, seat.trainer))
         return f"it holds microbatches and has counted none for {waits_s:.0f} s"
 
-    def _has_others(self, stage: int, than: str) -> bool:
+    def _has_others(self, stage: int, than: Sequence[str]) -> bool:
         """Somebody else of its stage could do its share."""
         return any(
             worker.verified
@@ -496,7 +516,7 @@ class Batches:
             and said.want
             and (peer, said.trainer) not in self._idle
             for peer, worker in self.house.living().items()
-            if peer != than and worker.stage == stage
+            if peer not in than and worker.stage == stage
         )
 
     def _unseat(self, seat: BookedSeat, why: str, contested: bool = False) -> None:
@@ -519,6 +539,22 @@ class Batches:
             heard.forget()
         self._seated_at = {peer: at for peer, at in self._seated_at.items() if peer in self.house.living()}
         self.desk.write(begun)
+
+    def _end_held_out(self, batch: Batch) -> None:
+        """As soon as all losses are known.  That of a microbatch is the mean of its windows."""
+        if self.stages > 1:
+            self._look_at_contested(batch)
+        if not self.complete:
+            return
+        micro, losses = self.desk.manifest.pipeline.micro, dict[str, dict[int, float]]()
+        for seat in self.book.of_stage(self.stages - 1):
+            for number, nats in self._of(seat.number).losses.items():
+                windows = range(number * micro, min((number + 1) * micro, batch.stop))
+                losses.setdefault(seat.peer, {}).update(dict.fromkeys(windows, nats))
+        self.desk.write(HeldOutEnded(version=batch.version))
+        self._heard.clear()
+        self._masks, self._seated_at = None, {}
+        self.house.on_losses(losses)
 
     def _take_seat(self, peer: str, why: str) -> None:
         seat = self.book.seat_of(peer)
@@ -546,7 +582,9 @@ class Batches:
                 for first, stop in spans_of_mask(seat.mask & self._not_finite.of(0, seat.peer)):
                     why = f"{self.desk.name(seat.peer)} gets no finite gradient out of it"
                     self.desk.write(TakenBack(seat=seat.number, first=first, stop=stop, reason=why))
-        for stage, micro, by in self._not_finite.hopeless(self._has_others):
+        # What keeps a gradient from two most likely keeps it from all; a text that two can't read others can.
+        tries = math.inf if batch.held_out else 2
+        for stage, micro, by in self._not_finite.hopeless(self._has_others, tries):
             free = self.book.free if self.stages == 1 else batch.whole
             if self.book.batch is batch and free >> micro & 1:
                 void = [
@@ -561,7 +599,7 @@ class Batches:
         """Another one of its stage tries, as long as there is one."""
         for seat in list(self.book.seats.values()):
             mask = self._not_finite.of(seat.stage, seat.peer) & batch.whole
-            if mask and self._has_others(seat.stage, seat.peer) and not self.house.in_round(seat.peer):
+            if mask and self._has_others(seat.stage, [seat.peer]) and not self.house.in_round(seat.peer):
                 self._idle.add((seat.peer, seat.trainer))
                 self._unseat(seat, "it gets no finite gradient out of one")
 
@@ -577,8 +615,11 @@ class Batches:
     def _skip(self, batch: Batch, micro: int, peers: list[str]) -> None:
         size = self.desk.manifest.pipeline.micro
         samples = min(batch.start + (micro + 1) * size, batch.stop) - batch.start - micro * size
-        why = f"{names_of(self.desk, peers)} got no finite gradient out of it"
+        got = "loss" if batch.held_out else "gradient"
+        why = f"{names_of(self.desk, peers)} got no finite {got} out of it"
         self.desk.write(MicroSkipped(version=batch.version, micro=micro, samples=samples, reason=why))
+        if batch.held_out:
+            return  # one that can't read the text gets none out of all of them: people hear how many had one
         self.desk.note(f"microbatch {micro} of the batch from version {batch.version} is skipped: {why}")
         if not batch.whole:
             self._times.passed_over += 1
@@ -629,7 +670,7 @@ class Batches:
         batch = self.book.batch
         if batch is None:
             return {}, self._beginning.why_not()
-        if not self.complete:
+        if batch.held_out or not self.complete:
             return {}, self._why_not_complete(batch)
         late = [peer for each in range(self.stages) for peer in self._late(each)]
         if late:
@@ -657,7 +698,12 @@ class Batches:
 
     def _what_is_missing(self, batch: Batch) -> str:
         done = [(self.counted_in(stage) & batch.whole).bit_count() for stage in range(self.stages)]
-        told = f"waiting for microbatches: {min(done)} of {batch.whole.bit_count()} counted"
+        of = batch.whole.bit_count()
+        if batch.held_out:
+            return (
+                f"the loss of version {batch.version} is computed: {done[-1]} of {of} held-out microbatches"
+            )
+        told = f"waiting for microbatches: {min(done)} of {of} counted"
         if self.stages == 1:
             return told
         empty = [str(stage) for stage in range(self.stages) if not self.book.of_stage(stage)]
@@ -684,7 +730,7 @@ class Batches:
         """For the status: how far the batch is."""
         seats = min(len(self.book.of_stage(stage)) for stage in range(self.stages))
         costs = self._times.told(self.desk.manifest.pipeline.batch, seats, self.desk.now)
-        row = row_of(self.book, self.desk.ledger.leases.samples, self.counted, costs)
+        row = row_of(self.book, self.desk.ledger.leases.samples, self._done, costs)
         # Who goes from which stage to which, and how many batches in a row nothing was left of.
         return row | {"moving": self.moves.told or None, "passed_over": self._times.passed_over}
 

@@ -11,7 +11,6 @@ Nobody gains or loses trust by what it says here: a figure is for people.
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +21,14 @@ from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.ledger import LedgerPart as Part
 from farflung.coordinator.ledger.pace import TOLD_DIGITS, LossCurve
 from farflung.coordinator.ledger.records import Record, RolledBack
-from farflung.coordinator.modes.registry import CoordinatorMode, Dice, ModeTools
+from farflung.coordinator.modes.registry import Dice, LossMode, ModeTools
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.membership import Member
 from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes
 from farflung.protocol.errors import ScoreCause
-from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.messages import Beat, OfTick
-from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick, losses_of
 from farflung.protocol.round_words import section
 
 COPIES = 3  # members that compute the same window, where there are so many
@@ -161,14 +159,6 @@ def dealt(peers: Sequence[str], windows: Collection[int], dice: Dice) -> dict[st
     return shares
 
 
-def losses_of(raw: bytes, count: int) -> tuple[float, ...] | None:
-    """None: these are not so many losses."""
-    if len(raw) != 4 * count:
-        return None
-    found = struct.unpack(f"<{count}f", raw)
-    return found if all(0.0 <= each <= NATS_MOST for each in found) else None
-
-
 def _all_of(masks: Collection[int]) -> int:
     found = 0
     for mask in masks:
@@ -179,7 +169,7 @@ def _all_of(masks: Collection[int]) -> int:
 # ---- the mode -----------------------------------------------------------------------------------------------
 
 
-class Evaluation(CoordinatorMode):
+class Evaluation(LossMode):
     def __init__(self, core: Core, drivers: Sequence[RoundDriver], tools: ModeTools) -> None:
         self._core = core
         self._dice = Dice(tools.random)
@@ -215,12 +205,25 @@ class Evaluation(CoordinatorMode):
     def on_timer(self) -> bool:
         alive = self._core.members.alive
         self._figures = {peer: each for peer, each in self._figures.items() if peer in alive}
-        if not self._core.manifest.eval.source:
+        if not self._core.manifest.eval.source or self._by_batches:
             return False
         if self._now is not None:
             return self._go_on(self._now)
         version = self._due()
         return bool(version) and self._begin(version)
+
+    @property
+    def _by_batches(self) -> bool:
+        """No member may hold the whole model: they compute its loss as they compute a batch."""
+        return self._core.manifest.pipeline.batch > 0
+
+    def is_evaluated_next(self) -> bool:
+        return bool(self._core.manifest.eval.source) and self._by_batches and self._due() > 0
+
+    def on_losses(self, losses: Mapping[str, Mapping[int, float]]) -> None:
+        now = Evaluating(self._versions, self._core.ledger.eras.number)
+        now.said = {peer: MemberLosses(nats=each) for peer, each in losses.items()}
+        self._end(now)
 
     def _due(self) -> int:
         """The version that is to be evaluated now; 0: none is."""
@@ -290,10 +293,10 @@ class Evaluation(CoordinatorMode):
             why = "; ".join(
                 f"{count} peer{'s' if count > 1 else ''}: {cause.told}" for cause, count in counts
             )
-            causes = frozenset(now.why_not.values())
+            causes = frozenset(now.why_not.values() or [ScoreCause.FAILED] * self._by_batches)
             is_news, self._told_causes = not causes <= self._told_causes, causes
             (core.note if is_news else core.log)(
-                f"version {now.version} is not evaluated: {why or 'nobody answered before the next version'}"
+                f"version {now.version} is not evaluated: {why or self._why_no_answer}"
             )
             return
         core.write(
@@ -313,6 +316,12 @@ class Evaluation(CoordinatorMode):
                 f"what {core.name(peer)} says of version {now.version}'s held-out loss is left out: {why}"
             )
         core.log(f"version {now.version}: {self._told(found)}")
+
+    @property
+    def _why_no_answer(self) -> str:
+        if self._by_batches:
+            return "no peer could compute a loss; the logs of peers have the reason"
+        return "nobody answered before the next version"
 
     def busy_with(self, fragment: int) -> str:
         if not self._core.manifest.eval.source:

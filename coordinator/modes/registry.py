@@ -250,6 +250,18 @@ class CoordinatorMode:
         return {}
 
 
+class LossMode(CoordinatorMode):
+    """A mode that another one computes losses for."""
+
+    def is_evaluated_next(self) -> bool:
+        """The held-out loss of the newest version is due, and the members find it together, before they go on."""
+        raise NotImplementedError
+
+    def on_losses(self, losses: Mapping[str, Mapping[int, float]]) -> None:
+        """They have: by peer, the nats a token of each window of [eval]."""
+        raise NotImplementedError
+
+
 class DigestCase(Protocol):
     """Finds out which digest of a version is wrong."""
 

@@ -282,8 +282,12 @@ class Scatter:
         without = sum(not said.hashes and peer not in self.rules.helpers for peer, said in self.sent.items())
         return max(1, self.rules.min_peers - without)
 
+    @property
+    def grace_ends_at(self) -> float:
+        return self.since + self.rules.scatter_grace_s
+
     def grace_is_over(self, now: float) -> bool:
-        return now - self.since >= self.rules.scatter_grace_s
+        return now >= self.grace_ends_at
 
     def late(self, ready: Sequence[str], alive: set[str], now: float) -> list[str]:
         """The living whose contributions are not whole and waited for.  `ready`: whose are whole."""
@@ -464,12 +468,19 @@ class Reported:
     comparing: ComparingMembers = field(init=False)
     scatter: Scatter = field(init=False)
     gather: Gather = field(init=False)
+    timed_from: float = field(init=False)  # later than it opened, where it has its time again
 
     def __post_init__(self) -> None:
+        self.timed_from = self.opened_at
         self.groups = Groups(self.plan)
         self.comparing = ComparingMembers(self.groups)
         self.scatter = Scatter(self.groups, self.rules, self.opened_at, self.name)
         self.gather = Gather(self.rules.measures)
+
+    @property
+    def ends_at(self) -> float:
+        """By then it is committed or aborted."""
+        return self.timed_from + self.rules.round_timeout_s
 
     def go_by(self, plan: Plan) -> None:
         """Owners are others."""

@@ -139,7 +139,6 @@ class Round(Reported):
     as_foreseen: bool = False  # it came to that, or to what it would have told
     # Its end waits for the rounds of other stages.  If somebody goes meanwhile, it has all its time again.
     prepared: bool = False
-    _prepared_at: float = -math.inf
     _uncompared: set[str] = field(default_factory=set)  # owners whose dot products are waited for
     told: set[str] = field(default_factory=set)  # who has to hear of the newest epoch
     ended: dict[int, str] = field(default_factory=dict)  # groups of a mesh that are out as a whole, and why
@@ -147,7 +146,7 @@ class Round(Reported):
 
     def slept(self, seconds: float) -> None:
         """Nobody could have moved it meanwhile: it has that much longer."""
-        self.opened_at, self._prepared_at = self.opened_at + seconds, self._prepared_at + seconds
+        self.timed_from += seconds
         self.scatter.slept(seconds)
 
     def epoch_of(self, member: str) -> int:
@@ -170,8 +169,8 @@ class Round(Reported):
             return lost_share
         if self.prepared and self.decision is not None:
             self.prepared = isinstance(self._maybe_commit(now, alive, self.decision), Done)
-            self._prepared_at = now
-        if now - max(self.opened_at, self._prepared_at) >= self.rules.round_timeout_s:
+            self.timed_from = now
+        if now >= self.ends_at:
             late = f"not finished after {self.rules.round_timeout_s:g} s: {self._lag(alive)}"
             if self.rules.whole and self.decision is None:
                 return self._not_whole_in_time(late)

@@ -8,6 +8,7 @@ Each decision leaves a reason in `reason`, which the status shows.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -48,6 +49,7 @@ from farflung.protocol.round_words import CROWD, Decision
 
 RETRY_S = 1.0  # after an abort; doubles with each further abort of the same version
 RETRY_MAX_S = 30.0
+FORGOTTEN_S = 3600.0  # for so long nobody who left wins new patience by coming back
 
 
 class Retries:
@@ -76,6 +78,8 @@ class Eligibility:
         self.lines = LineShares(fragment, lambda: core.manifest)
         self._steadiness = Steadiness()
         self._retries = Retries()
+        # Members that a few results bring to the run's version: since when, until they are there.
+        self._near_since: dict[str, float] = {}
 
     @property
     def book(self) -> FragmentBook:
@@ -142,12 +146,15 @@ class Eligibility:
         first = min(at for at in since if at is not None)
         here = {m.peer for m in ready}
         expected = [m for m in able if m.peer in here or (m.trains and not m.without_data)]
-        expected = [
-            m for m in expected + self._arriving if not m.leaving and m.peer not in slow.keys() - here
-        ]
+        near = self.nearly_here(ready)
+        expected += self._arriving + near
+        expected = [m for m in expected if not m.leaving and m.peer not in slow.keys() - here]
         expected = [m for m in expected if m.peer in here or not self._steadiness.rounds_out(m.peer)]
         if len(ready) < len(expected) and now < first + rules.deadline_s:
             left_s = first + rules.deadline_s - now
+            if near and len(ready) + len(near) == len(expected):
+                who = self.core.name(near[0].peer) if len(near) == 1 else f"{len(near)} newcomers"
+                return f"waiting for {who}, a few versions behind, at most {left_s:.1f} s more"
             return f"inner steps: {len(ready)} of {len(expected)} ready, at most {left_s:.1f} s more"
         here |= self._helping
         if not self.core.members.can_own(self.core.now, here):
@@ -158,6 +165,36 @@ class Eligibility:
     def _arriving(self) -> list[Member]:
         """Members that are just applying the newest commit: a slow disk or CPU must not cost them the next round."""
         return [member for member in self.holders if self.is_arriving(member) and not member.helps]
+
+    def nearly_here(self, ready: Collection[Member]) -> list[Member]:
+        """Members that a few results bring to the run's version, where they are no fewer than those that are ready: the
+        rounds of few, or of one alone, may follow each other faster than a home line brings their results, and nobody
+        would ever come in.  No longer than a deadline each, or a line that is too slow would hold up every round."""
+        since = self.core.now - self.core.manifest.round.deadline_s
+        near = [
+            m
+            for m in self.holders
+            if self._near_since.get(m.peer, -math.inf) > since
+            and self._is_behind(m)
+            and m.trains
+            and not (m.without_data or m.leaving or m.peer in self.lines.slow)
+            and not self._steadiness.rounds_out(m.peer)
+        ]
+        return near if len(near) >= len(ready) else []
+
+    def _is_behind(self, member: Member) -> bool:
+        standing, beat = self.standing(member), self.beat_of(member)
+        if beat is None or not standing.vouched or standing.verified or standing.quarantined:
+            return False
+        least = self.book.version - self.core.manifest.round.keep_results
+        return max(0, least) <= beat.version < self.book.version - 1
+
+    def note_behind(self, member: Member) -> None:
+        """With each of its beats."""
+        if self.standing(member).verified:
+            self._near_since.pop(member.peer, None)
+        elif self._is_behind(member):
+            self._near_since.setdefault(member.peer, self.core.now)
 
     def is_arriving(self, member: Member) -> bool:
         standing, beat = self.standing(member), self.beat_of(member)
@@ -307,6 +344,9 @@ class RoundDriver(Eligibility):
         if why_not:
             self.reason = why_not
             return
+        # Who left and comes back is waited for no longer than if it had stayed.
+        since, here = self.core.now - FORGOTTEN_S, self.core.members.holding(self.fragment)
+        self._near_since = {p: at for p, at in self._near_since.items() if p in here or at > since}
         # A member that was left out last time comes first, where not all fit into one round.
         ready.sort(key=lambda m: (-self.standing(m).missed, self.standing(m).ready_since or 0.0, m.joined_no))
         owners = self.core.members.can_own(self.core.now, {m.peer for m in ready} | self._helping)
@@ -402,7 +442,9 @@ class RoundDriver(Eligibility):
                 self.participants.lose(member)
                 self._steadiness.breaks(member.peer, member.process)
                 self.participants.leave_out(flight, member.peer, "it had to take the run's state again")
-        return self.agreement.recognise(member, said)
+        changed = self.agreement.recognise(member, said)
+        self.note_behind(member)
+        return changed
 
     def is_about(self, member: Member, round_no: int) -> bool:
         """That is the round in flight here, and it counts on this very process."""

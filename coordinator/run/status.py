@@ -325,8 +325,8 @@ def _phase_left_s(core: Core, drivers: Sequence[RoundDriver], flight: Round | No
     if flight is None:
         left = [opens_in_s(driver) for driver in drivers]
         return _rounded(min((each for each in left if each is not None), default=None))
-    most_s = flight.rules.scatter_grace_s if flight.decision is None else flight.rules.round_timeout_s
-    return _rounded(max(0.0, flight.opened_at + most_s - now))
+    ends_at = flight.scatter.grace_ends_at if flight.decision is None else flight.ends_at
+    return _rounded(max(0.0, ends_at - now))
 
 
 def opens_in_s(driver: RoundDriver) -> float | None:

@@ -556,7 +556,8 @@ class TickBuilder:
             return Goal.WAIT, f"it has to prove that it holds version {version}{of}"
         if said.version == version:
             return Goal.TRAIN, f"waiting for the digest of version {version}{of} to be settled"
-        return self._sync(member, driver, f"it holds version {said.version}{of}, the run is at {version}")
+        here = f"version {said.version}{of}" if said.version >= 0 else f"no version yet{of}"
+        return self._sync(member, driver, f"it holds {here}, the run is at {version}")
 
     def _finish(self) -> Judgement:
         """Who has the last version stays a while for those who are still fetching it."""
@@ -567,7 +568,10 @@ class TickBuilder:
             who = "1 peer is" if len(behind) == 1 else f"{len(behind)} peers are"
             return Goal.WAIT, f"the run is complete; {who} still fetching version {version}"
         busy = (mode.busy_with(each.fragment) for mode in self._core.modes for each in self._drivers)
-        if since_commit_s < LAST_LOOK_S and (told := next(filter(None, busy), "")):
+        manifest = self._core.manifest
+        of_batch = manifest.pipeline.batch > 0 and bool(manifest.eval.source)
+        look_s = max(LAST_LOOK_S, manifest.round.deadline_s) if of_batch else LAST_LOOK_S
+        if since_commit_s < look_s and (told := next(filter(None, busy), "")):
             # Who is finished leaves, and its model and what it contributed with it.
             return Goal.WAIT, f"the run is complete; {told}"
         return Goal.FINISH, f"the run is complete: {version} rounds committed"

@@ -14,6 +14,7 @@ from farflung.protocol.process.log_lines import LineWriter
 from farflung.protocol.round_words import Contact
 
 TELL_EVERY_S = 2.0  # what takes less is not worth a line
+SURE_S = 5.0  # so long at least it comes before what is left of it is foreseen
 
 
 class Fetching:
@@ -47,7 +48,9 @@ class Fetching:
         self._taken[chunk] = self._sender.pop(chunk)
         if now - self._told_at >= TELL_EVERY_S:
             self._told_at, self._told = now, True
-            told = fetching(self.share)
+            took_s, here = now - self._began_at, len(self._taken)
+            left_s = took_s * (self._pieces - here) / max(1, here - 1) if took_s >= SURE_S else 0.0
+            told = fetching(self.share) + (f", about {duration(left_s)} left" if left_s else "")
             self._say(f"{told}, {self._from_whom()}", wait=WaitCause.FETCHING.value, why=told)
 
     @property

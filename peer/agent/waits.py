@@ -12,11 +12,13 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.machine.handshake import HandshakeState
 from farflung.protocol.states import Goal
 
 if TYPE_CHECKING:
     from farflung.peer.machine.machine import PeerMachine
+    from farflung.peer.machine.replicas import Replicas
 
 
 class WaitCause(StrEnum):
@@ -30,6 +32,7 @@ class WaitCause(StrEnum):
     ENTERING = "entering"
     FOUNDING = "founding"
     FETCHING = "fetching"
+    BEHIND = "behind"  # it holds an older version of the run's state, and takes the results since
     READING = "reading"
     TOLD = "told"  # by the coordinator, in its words
     DATA = "data"
@@ -49,6 +52,7 @@ PATIENCE_S = {
     WaitCause.REFUSED: 0.0,
     WaitCause.FETCHING: 0.0,
     WaitCause.DATA: 3.0,
+    WaitCause.BEHIND: 30.0,
     WaitCause.ROUND: 30.0,
 }
 LOADING = NamedWait(WaitCause.LOADING, "loading torch")
@@ -74,6 +78,8 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
             return NamedWait(WaitCause.FOUNDING, "giving the run its first weights")
         case Goal.WAIT | Goal.ALONE if member.joined is not None and member.joined.disk.reads:
             return NamedWait(WaitCause.READING, "reading the run's state from a disk")
+        case Goal.SYNC if member.joined is not None and _holds_all(member.joined.part):
+            return NamedWait(WaitCause.BEHIND, tick.reason)
         case Goal.SYNC:
             return NamedWait(WaitCause.FETCHING, fetching(share))
         case Goal.WAIT | Goal.ALONE:
@@ -87,6 +93,11 @@ def wait_of(machine: PeerMachine, share: float = 0.0) -> NamedWait:
     if training.leases.want and not training.loading:
         return NamedWait(WaitCause.DATA, "no data is leased to this peer yet; the coordinator is asked again")
     return NamedWait(WaitCause.NONE, "training")
+
+
+def _holds_all(part: Replicas) -> bool:
+    held = [each.held.version for each in part.replicas.values()]
+    return bool(held) and NO_VERSION not in held
 
 
 def _outside(machine: PeerMachine) -> NamedWait:
@@ -131,7 +142,7 @@ class Waits:
 
 def _same(wait: NamedWait) -> NamedWait:
     """Without what counts up or down in it: that alone is no news."""
-    told = wait.cause in (WaitCause.REFUSED, WaitCause.TOLD)
+    told = wait.cause in (WaitCause.REFUSED, WaitCause.TOLD, WaitCause.BEHIND)
     return NamedWait(wait.cause, _NUMBERS.sub("", wait.text) if told else "")
 
 

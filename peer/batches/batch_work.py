@@ -8,6 +8,7 @@ of a model that is cut gets it from its neighbours (stage_transfers.py).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import msgspec
@@ -18,7 +19,8 @@ from farflung.peer.local.words import FreezeSums, Frozen, Grants, LoadState, Mic
 from farflung.peer.machine.effects import Effect, Note, TellTrainer
 from farflung.peer.machine.replicas import Replicas
 from farflung.peer.machine.trainer_proxy import TrainerProxy, TrainerSync
-from farflung.protocol.digests import mask_from_bytes, mask_to_bytes
+from farflung.protocol.digests import bits, mask_from_bytes, mask_to_bytes
+from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.messages import Tick
 from farflung.protocol.mode_words import BatchBeat, BatchTick, Complaint
 from farflung.protocol.round_words import section
@@ -34,6 +36,7 @@ class SeatSums:
         self._trainer = 0  # how many trainers' sums were lost
         self._version = NO_VERSION  # that the trainer has loaded, or was told to
         self._counted = self._unusable = 0  # masks
+        self._losses: dict[int, float] = {}  # of what is counted of a held-out batch
         self._due: BatchTick | None = None  # as the coordinator said last
         self._frozen_at = 0  # the mask at which it was told to freeze
         self._unit_s = 0.0
@@ -90,14 +93,31 @@ class SeatSums:
             holds=self.holds,
             made=self.made,
             complains=self.complains,
+            losses=self._told_losses(),
         )
+
+    @property
+    def is_held_out(self) -> bool:
+        """What is in the sums is of a batch of which the losses are wanted, and nothing else."""
+        return self._due is not None and self._due.held_out
+
+    def _count(self, micro: int, loss: float | None) -> None:
+        self._counted |= 1 << micro
+        if self.is_held_out and loss is not None and 0.0 <= loss <= NATS_MOST:
+            self._losses[micro] = loss
+
+    def _told_losses(self) -> bytes:
+        """Of all that is counted, or none: where the model does not end here there are none."""
+        if not self._losses or len(self._losses) != self._counted.bit_count():
+            return b""
+        return struct.pack(f"<{len(self._losses)}f", *(self._losses[micro] for micro in bits(self._counted)))
 
     # ---- the trainer -------------------------------------------------------------------------------------
 
     def on_load(self, version: int) -> None:
         """It was told to load: its sums are zero then, and it knows of no work."""
         self._version, self._counted, self._unusable = version, 0, 0
-        self._frozen_at = 0
+        self._losses, self._frozen_at = {}, 0
 
     def on_loaded(self) -> None:
         """It has loaded whatever it was told to: what it says from now on is of those sums."""
@@ -120,7 +140,11 @@ class SeatSums:
     def on_tick(self, due: BatchTick | None) -> bool:
         """True: the sums are of no use any more, since the seat that they belong to is gone."""
         if due is None:
-            return False
+            if not self.is_held_out:
+                return False
+            # That batch is over, and none has begun: the seat ended with it.
+            lost, self.seat, self._due = self.seat != 0, 0, None
+            return lost
         self._due = due
         lost, self.seat = due.seat != self.seat and self.seat != 0, due.seat
         return lost
@@ -170,7 +194,7 @@ class BatchWork(SeatSums):
             return False
         self._unit_s = self._took(now - self._busy_since, self._unit_s)
         self._busy_since = now
-        self._counted |= 1 << word.micro
+        self._count(word.micro, word.loss)
         return not self.open
 
     def on_unusable(self, word: Unusable, now: float) -> bool:
@@ -189,6 +213,7 @@ class BatchWork(SeatSums):
             stop=due.stop,
             count=due.count,
             ranges=due.granted,
+            held_out=due.held_out,
         )
         if grants == self._granted or not (grants.ranges or self._granted is not None):
             return []
@@ -281,14 +306,16 @@ class BatchSync(TrainerSync):
         self._sums = training.sums
 
     def on_tick(self, tick: Tick) -> list[Effect]:
+        of_losses = self._sums.is_held_out
         lost = self._sums.on_tick(section(BatchTick, tick.sections))
-        return [*self.free_slots(), *(self._drop_sums() if lost else []), *super().on_tick(tick)]
+        return [*self.free_slots(), *(self._drop_sums(of_losses) if lost else []), *super().on_tick(tick)]
 
-    def _drop_sums(self) -> list[Effect]:
-        """The coordinator has given my seat up: somebody else computes what I had counted."""
+    def _drop_sums(self, of_losses: bool) -> list[Effect]:
+        """My seat is given up, and somebody else computes what I had counted; nobody does where these were losses
+        (`of_losses`), which are told."""
         self._sums.forget()
         told = "my place in the batch was given up: I begin with other microbatches"
-        effects: list[Effect] = [Note(told, routine=True)]
+        effects: list[Effect] = [] if of_losses else [Note(told, routine=True)]
         for replica, work in self._pairs:
             held = replica.held
             replica.rounds.disown()

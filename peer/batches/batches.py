@@ -58,6 +58,8 @@ class WholeBatches(PeerBatches):
             return None
         if self.training.loading or not self._work.on_unusable(word, now):
             return TrainerSaid([])
+        if self._work.is_held_out:
+            return TrainerSaid([], True)  # of all of them it may be the same: the trainer says so once
         return TrainerSaid([Note(f"microbatch {word.micro} gives no gradient: {word.problem}")], True)
 
 

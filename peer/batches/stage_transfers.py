@@ -277,7 +277,7 @@ class StageTransfers(SeatSums):
             told = do.Note(f"microbatch {word.micro} gives nothing to go on with: {problem}", routine=True)
             return [told, *effects]
         if way is not FlowDirection.FORWARD:
-            self._counted |= 1 << word.micro
+            self._count(word.micro, word.loss)
         return effects
 
     def _measure(self, way: str, now: float) -> None:
@@ -289,7 +289,7 @@ class StageTransfers(SeatSums):
 
     def on_tick(self, due: BatchTick | None) -> bool:
         if due is None:
-            return False
+            return super().on_tick(None)
         self._take_table(due)
         gone = due.seat in self._table.seats and not self._table.lives(due.seat)
         if due.seat == self._void or gone:
@@ -414,6 +414,7 @@ class StageTransfers(SeatSums):
             place=place,
             given_bytes=self._lengths.get((said.micro, KeptPiece.INPUT), 0),
             returned_bytes=returned,
+            held_out=batch.held_out,
         )
         return [HandOver(hand)]
 

@@ -24,6 +24,7 @@ from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from farflung.peer.data.shard_writer import HELD_OUT
 from farflung.peer.data.token_shards import TokenShards
 from farflung.peer.settings import own_config
 from farflung.protocol.errors import UserError
@@ -96,6 +97,9 @@ class TokenRows(Dataset[Tensor]):
         return rows
 
 
+ANY_TOKEN = 1 << 62  # of a script's model nobody here knows the vocabulary
+
+
 class Windows(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Tensor: ...
@@ -111,6 +115,22 @@ def windows_of(manifest: Manifest) -> Windows:
 def held_out_bytes(context: int) -> ByteWindows:
     """Of the text that every peer has."""
     return ByteWindows(load_corpus().held_out, context)
+
+
+def held_out_rows(manifest: Manifest, own_place: str) -> Windows:
+    """Of what [eval] names; but of what lies beside the run's data where the owner of this machine has that, too."""
+    vocab = manifest.model.vocab if manifest.model.kind else ANY_TOKEN
+    beside = Path(own_place, HELD_OUT).parent
+    if own_place and beside.is_dir():
+        return TokenRows(TokenShards.of_run(manifest, str(beside)), vocab, "[eval]")
+    if manifest.eval.source == "python-stdlib":
+        return held_out_bytes(manifest.model.context)
+    return TokenRows(TokenShards.held_out_of_run(manifest), vocab, "[eval]")
+
+
+def row_of_window(rows: int, window: int, of: int) -> int:
+    """At even distances, from the first to the last: the same each time, so that versions are compared on one text."""
+    return (rows - 1) * window // (of - 1)
 
 
 @lru_cache(maxsize=4)

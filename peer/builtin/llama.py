@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -154,6 +154,11 @@ class Llama(nn.Module):
         fill(self, seed, sizes.layers)
 
     @property
+    def module(self) -> nn.Module:
+        """What the run exchanges."""
+        return self
+
+    @property
     def has_head(self) -> bool:
         return self.parts.stop == parts_on_paper(self.sizes)
 
@@ -188,24 +193,33 @@ class Llama(nn.Module):
             raise ValueError(
                 f"{window.shape[1] - 1} tokens in a row do not fit the model's context of {self.sizes.context}"
             )
-        return self.loss_of(self.hidden(window[:, :-1]), window[:, 1:])
+        return nats_a_token(self.lm_head, self.hidden(window[:, :-1]), window[:, 1:])
 
     def losses(self, window: Tensor) -> Tensor:
         """The same of each row by itself [B]."""
-        x, due = self.hidden(window[:, :-1]), window[:, 1:]
-        return torch.stack([self.loss_of(x[row : row + 1], due[row : row + 1]) for row in range(len(window))])
+        return nats_by_row(self.lm_head, self.hidden(window[:, :-1]), window[:, 1:])
 
-    def loss_of(self, x: Tensor, due: Tensor) -> Tensor:
-        """x [B, T, C] before the head; due [B, T]."""
-        rows, words = x.flatten(0, 1), due.flatten()
-        sums = partial(checkpoint, self._nats, use_reentrant=False)
-        take = sums if torch.is_grad_enabled() and len(rows) > LOGIT_ROWS else self._nats
-        pieces = zip(torch.split(rows, LOGIT_ROWS), torch.split(words, LOGIT_ROWS), strict=True)
-        return torch.stack([take(piece, due_here) for piece, due_here in pieces]).sum() / len(words)
+    def past_of(self, count: int, device: torch.device) -> Past:
+        return Past(self.sizes, count, device)
 
-    def _nats(self, x: Tensor, due: Tensor) -> Tensor:
+
+def nats_a_token(head: nn.Module, x: Tensor, due: Tensor) -> Tensor:
+    """x [B, T, C] before the head; due [B, T]."""
+    rows, words = x.flatten(0, 1), due.flatten()
+
+    def nats(piece: Tensor, due_here: Tensor) -> Tensor:
         # fp32, because a bf16 log-sum-exp over so many values loses the digits that the last epochs improve.
-        return F.cross_entropy(self.lm_head(x).float(), due, reduction="sum")
+        return F.cross_entropy(head(piece).float(), due_here, reduction="sum")
+
+    sums = partial(checkpoint, nats, use_reentrant=False)
+    take = sums if torch.is_grad_enabled() and len(rows) > LOGIT_ROWS else nats
+    pieces = zip(torch.split(rows, LOGIT_ROWS), torch.split(words, LOGIT_ROWS), strict=True)
+    return torch.stack([take(piece, due_here) for piece, due_here in pieces]).sum() / len(words)
+
+
+def nats_by_row(head: nn.Module, x: Tensor, due: Tensor) -> Tensor:
+    rows = range(len(x))
+    return torch.stack([nats_a_token(head, x[row : row + 1], due[row : row + 1]) for row in rows])
 
 
 def rotation(sizes: ModelSection, count: int, device: torch.device) -> Tensor:
@@ -265,9 +279,20 @@ def next_token_loss(logits: Tensor, riders: Mapping[str, Tensor]) -> Tensor:
 # ---- text --------------------------------------------------------------------------------------------------
 
 
+class WritesText(Protocol):
+    """A model that goes on with a text."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def past_of(self, count: int, device: torch.device) -> Any:
+        """Nothing so far, with room for so many ids."""
+        ...
+
+    def next_logits(self, ids: Tensor, past: Any) -> Tensor: ...
+
+
 @torch.no_grad()
 def continued(
-    model: Llama,
+    model: WritesText,
     ids: list[int],
     most: int,
     temperature: float,
@@ -282,7 +307,7 @@ def continued(
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    past = Past(model.sizes, len(ids) + most, device)
+    past = model.past_of(len(ids) + most, device)
     news = torch.tensor([ids], device=device)
     for _ in range(most):
         logits = model.next_logits(news, past).cpu()[:words]

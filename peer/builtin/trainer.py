@@ -20,8 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import windows_of
-from farflung.peer.builtin.llama import Llama, sizes_of
-from farflung.peer.builtin.micro_batches import MicroBatches
+from farflung.peer.builtin.named_model import MicroBatches, model_of
 from farflung.peer.builtin.sizes import StepShape, shape_here
 from farflung.peer.room import best_device, room_on, rules_here
 from farflung.peer.trainer.api import Connection, connect
@@ -64,9 +63,9 @@ def train(out: Path | None) -> None:
         return
     device = best_device()
     try:
-        model = Llama(sizes_of(manifest), manifest.run.seed).to(device)
+        model = model_of(manifest).to(device)
         data = windows_of(manifest)
-        optimizer = inner_of(manifest, model)
+        optimizer = inner_of(manifest, model.module)
     except UserError:
         connection.abandon()  # the agent ends with our exit code, and not as if we had left in good order
         raise
@@ -79,7 +78,7 @@ def train(out: Path | None) -> None:
 
     micros = MicroBatches(model, shape, precise, Teller.from_environment("trainer"))
     micros.tell(manifest.data.batch)
-    with connection.join(model, optimizer, losses) as run:
+    with connection.join(model.module, optimizer, losses) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data, pin=device.type == "cuda"):
             loss = micros.backward(batch.to(device, non_blocking=True))

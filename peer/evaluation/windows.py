@@ -10,16 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from farflung.peer.builtin.corpus import TokenRows, Windows, held_out_bytes
-from farflung.peer.data.shard_writer import HELD_OUT
-from farflung.peer.data.token_shards import TokenShards
+from farflung.peer.builtin.corpus import Windows, held_out_rows, row_of_window
 from farflung.peer.local.words import Score, Scored
 from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.errors import ScoreCause, StoreError, UserError
@@ -29,18 +26,22 @@ from farflung.protocol.manifest import Manifest
 log = logging.getLogger(__name__)
 
 READ_AGAIN_S = 300.0  # what could not be read
-ANY_TOKEN = 1 << 62  # of a script's model nobody here knows the vocabulary
 LOOKED_AT = 3  # rows of the text, by which it is known again
 
 Losses = Callable[[Tensor], Tensor]  # rows [B, T] -> nats a token of each [B]
+# What a rank of this peer says -> what each of them says.
+Gather = Callable[[bytes], Sequence[bytes]]
 
 
 class HeldOutText:
     """Opened once, if it can be; and tried again now and then as long as it can't."""
 
-    def __init__(self, manifest: Manifest, own_place: str, losses: Losses) -> None:
+    def __init__(
+        self, manifest: Manifest, own_place: str, losses: Losses, gather: Gather = lambda mine: [mine]
+    ) -> None:
         """`own_place`: where this peer's owner has the run's data."""
         self._manifest, self._own_place, self._losses = manifest, own_place, losses
+        self._gather = gather
         self._rows: Windows | None = None
         self._data = b""
         self._why_not = self._open()
@@ -65,22 +66,24 @@ class HeldOutText:
     def answer(self, score: Score) -> Scored:
         if self._rows is None and time.monotonic() - self._tried_at >= READ_AGAIN_S:
             self._why_not = self._open()
-        if self._rows is None:
-            return Scored(number=score.number, why_not=self._why_not)
         mask, of = mask_from_bytes(score.windows), self._manifest.eval.windows
         windows = [each for each in bits(mask) if each < of]
+        why_not, rows = self._why_not, list[Tensor]()
         try:
-            rows = self._read(self._rows, windows)
+            rows = self._read(self._rows, windows) if self._rows is not None else []
         except (OSError, StoreError, UserError) as error:
             log.warning("nothing is evaluated here: %s", error)
-            return Scored(number=score.number, why_not=ScoreCause.UNREADABLE)
+            why_not = ScoreCause.UNREADABLE
+        # Ranks compute together, or none does.
+        if told := next(filter(None, self._gather(why_not.encode())), b""):
+            return Scored(number=score.number, why_not=told.decode())
         if (nats := self._nats(rows)) is None:
             return Scored(number=score.number, why_not=ScoreCause.ODD_LOSSES)
         return Scored(number=score.number, nats=nats.astype("<f4").tobytes(), data=self._data)
 
     def _read(self, rows: Windows, windows: Sequence[int]) -> list[Tensor]:
-        last = self._manifest.eval.windows - 1
-        return [rows[(len(rows) - 1) * window // last] for window in windows]
+        of = self._manifest.eval.windows
+        return [rows[row_of_window(len(rows), window, of)] for window in windows]
 
     def _nats(self, rows: list[Tensor]) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         """As many rows at once as a step has.  None: what came is not one finite loss for each."""
@@ -101,23 +104,12 @@ class HeldOutText:
         return nats if bool((nats >= 0).all() and (nats <= NATS_MOST).all()) else None
 
 
-def held_out_rows(manifest: Manifest, own_place: str) -> Windows:
-    """Of what [eval] names; but of what lies beside the run's data where the owner of this machine has that, too."""
-    vocab = manifest.model.vocab if manifest.model.kind else ANY_TOKEN
-    beside = Path(own_place, HELD_OUT).parent
-    if own_place and beside.is_dir():
-        return TokenRows(TokenShards.of_run(manifest, str(beside)), vocab, "[eval]")
-    if manifest.eval.source == "python-stdlib":
-        return held_out_bytes(manifest.model.context)
-    return TokenRows(TokenShards.held_out_of_run(manifest), vocab, "[eval]")
-
-
 def fingerprint(rows: Windows) -> bytes:
     hasher = blake3(len(rows).to_bytes(8, "little"))
     for at in range(LOOKED_AT):
-        hasher.update(rows[(len(rows) - 1) * at // (LOOKED_AT - 1)].numpy().astype("<i8").tobytes())
+        hasher.update(rows[row_of_window(len(rows), at, LOOKED_AT)].numpy().astype("<i8").tobytes())
     return hasher.digest()
 
 
-def made(manifest: Manifest, own_place: str, losses: Losses) -> HeldOutText | None:
-    return HeldOutText(manifest, own_place, losses) if manifest.eval.source else None
+def made(manifest: Manifest, own_place: str, losses: Losses, gather: Gather) -> HeldOutText | None:
+    return HeldOutText(manifest, own_place, losses, gather) if manifest.eval.source else None

@@ -230,6 +230,7 @@ class Grants(_Local, frozen=True, kw_only=True, tag="grants"):
     stop: int
     count: int  # microbatches in the batch
     ranges: tuple[tuple[int, int], ...]  # [first, stop) of microbatches
+    held_out: bool = False  # of windows of [eval], in place of samples: for their losses alone
 
 
 class FreezeSums(_Local, frozen=True, kw_only=True, tag="freeze"):
@@ -257,6 +258,7 @@ class MicrobatchWork(_Local, frozen=True, kw_only=True, tag="hand"):
     place: int
     given_bytes: int  # 0: none
     returned_bytes: int
+    held_out: bool = False  # as in `Grants`
 
 
 class Score(_Local, frozen=True, kw_only=True, tag="score"):

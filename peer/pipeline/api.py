@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -103,6 +103,13 @@ def _gb(count: float) -> str:
 # ---- api ---------------------------------------------------------------------------------------------------
 
 
+class OwnSettings(TypedDict, total=False):
+    """Of this machine's owner."""
+
+    identity: str | None
+    memory: str | None
+
+
 def pipeline(
     url: str | None,
     parts: Sequence[Part],
@@ -111,8 +118,8 @@ def pipeline(
     inputs: Sequence[str],
     riders: Sequence[str] = (),
     loss: Loss,
-    identity: str | None = None,
-    memory: str | None = None,
+    held_out: Any = None,
+    **own: Unpack[OwnSettings],
 ) -> Stage:
     """Take part in a run of synchronous batches (`[pipeline] batch` of run.toml) until it ends; gives the final model.
 
@@ -121,7 +128,8 @@ def pipeline(
     or a list with one module in it.  `data`: a data set with a length, the same on every peer, or what makes one when
     it is called.  Its items are mappings with the names in `inputs` and `riders`, or tuples in that order.  `inputs`:
     what the first part takes.  `riders`: integers that travel along to the loss, such as labels.  `loss`: from what the
-    last part gives, and the riders by name, to the mean loss of a token.  `url` and `identity`: as for `join`.
+    last part gives, and the riders by name, to the mean loss of a token.  `held_out`: like `data`, of items that nobody
+    learns from; where the run has [eval], their loss is shown to everybody.  `url` and `identity`: as for `join`.
 
     Where the run has `[pipeline] stages` > 1, this peer holds one of them, which the coordinator chooses among those
     that fit its memory.  `memory`: "6 GB", at most so much for it, on the GPU or, without one, on the host.
@@ -130,11 +138,11 @@ def pipeline(
     """
     mistakes_in_one_line()
     parts = checked_parts(parts)
-    with TakesPart(connect(url, {"identity": identity})) as connection:
+    with TakesPart(connect(url, {"identity": own.get("identity")})) as connection:
         refuse_local_steps(connection)
-        samples = Samples(data, inputs, riders, connection.manifest.run.seed)
+        samples = Samples(data, inputs, riders, connection.manifest.run.seed, held_out)
         if connection.manifest.pipeline.stages > 1:
-            return hold_a_stage(connection, parts, samples, loss, memory).stage
+            return hold_a_stage(connection, parts, samples, loss, own.get("memory")).stage
         loop, stage = _ready(connection, parts, samples, loss)
         loop.run()
     return stage

@@ -7,19 +7,23 @@ there is no step to take here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from farflung.peer.builtin.corpus import Windows, windows_of
-from farflung.peer.builtin.llama import Llama, next_token_loss, parts_of, sizes_of
+from farflung.peer.builtin.corpus import Windows, held_out_rows, windows_of
+from farflung.peer.builtin.llama import next_token_loss, parts_of, sizes_of
+from farflung.peer.builtin.named_model import NamedModel, hf_config_of, model_of
 from farflung.peer.pipeline.api import TakesPart, hold_a_stage
+from farflung.peer.pipeline.hf import hf_parts
 from farflung.peer.pipeline.parts import Stage
 from farflung.peer.pipeline.samples import Samples
 from farflung.peer.pipeline.stage_loop import StageLoop
 from farflung.peer.pipeline.summing_loop import BatchLoop
 from farflung.peer.room import best_device
+from farflung.peer.settings import own_config
 from farflung.peer.trainer.api import Connection, save_weights
 from farflung.protocol.manifest import Manifest
 
@@ -37,7 +41,7 @@ def _train(connection: Connection, out: Path | None) -> None:
 class _WithLoss(nn.Module):
     """The whole model as the only part of its pipeline."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: NamedModel) -> None:
         super().__init__()
         self.model = model
 
@@ -48,10 +52,11 @@ class _WithLoss(nn.Module):
 
 def _train_whole(connection: Connection, out: Path | None) -> None:
     manifest, agent = connection.manifest, connection.agent
-    model = Llama(sizes_of(manifest), manifest.run.seed).to(best_device())
-    samples = Samples(windows_of(manifest), inputs=("window",), riders=(), run_seed=manifest.run.seed)
+    model = model_of(manifest).to(best_device())
+    windows, held_out = windows_of(manifest), _held_out(manifest)
+    samples = Samples(windows, ("window",), (), manifest.run.seed, held_out)
     stage = StageLoop(Stage(0, [_WithLoss(model)]), manifest.run.seed, lambda loss, riders: loss)
-    loop = BatchLoop(agent.channel, model, stage, samples, manifest, agent.problem)
+    loop = BatchLoop(agent.channel, model.module, stage, samples, manifest, agent.problem)
     loop.run()
     if out is not None:
         save_weights(loop.layout, loop.shared, out)
@@ -59,12 +64,19 @@ def _train_whole(connection: Connection, out: Path | None) -> None:
 
 def _train_a_stage(connection: Connection, out: Path | None) -> None:
     manifest = connection.manifest
-    parts = parts_of(sizes_of(manifest), manifest.run.seed)
-    windows = NextTokens(windows_of(manifest))
-    samples = Samples(windows, inputs=("ids",), riders=("labels",), run_seed=manifest.run.seed)
-    loop = hold_a_stage(connection, parts, samples, next_token_loss, None)
+    sizes = sizes_of(manifest)
+    parts = hf_parts(hf_config_of(sizes)) if sizes.config else parts_of(sizes, manifest.run.seed)
+    windows, held_out = NextTokens(windows_of(manifest)), _held_out(manifest)
+    rows = (lambda: NextTokens(held_out())) if held_out is not None else None
+    samples = Samples(windows, ("ids",), ("labels",), manifest.run.seed, rows)
+    loop = hold_a_stage(connection, parts, samples, next_token_loss)
     if out is not None:
         save_weights(loop.held.layout, loop.held.shared, out)
+
+
+def _held_out(manifest: Manifest) -> Callable[[], Windows] | None:
+    """Opened when it is asked for: what can't be read is no reason to stop training."""
+    return partial(held_out_rows, manifest, own_config({}).data) if manifest.eval.source else None
 
 
 class NextTokens(Dataset[dict[str, Tensor]]):

@@ -85,8 +85,8 @@ def hf_names(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 def _config_of(model: Any) -> Any:
     """UserError if its type is not known here."""
-    transformers = _transformers()
-    config = transformers.AutoConfig.from_pretrained(str(model)) if isinstance(model, str | Path) else model
+    is_place = isinstance(model, str | Path)
+    config = _transformers().AutoConfig.from_pretrained(str(model)) if is_place else model
     kind = getattr(config, "model_type", None)
     if kind not in _PLACES:
         raise UserError(

@@ -32,7 +32,7 @@ from farflung.peer.pipeline.held import HeldStage
 from farflung.peer.pipeline.machines.stage_machine import NO_STAGE, StageMachine, local_steps_of
 from farflung.peer.pipeline.machines.summing_machine import LocalStep, StageWork, SumsEffect, WriteLearned
 from farflung.peer.pipeline.parts import Loss, Part, Stage, Tensors
-from farflung.peer.pipeline.samples import ReadMicrobatch, Samples
+from farflung.peer.pipeline.samples import NoHeldOutLoss, ReadMicrobatch, Samples
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.pipeline.summing_loop import SummingLoop, need_of, too_large
 from farflung.peer.pipeline.whole import WholeModel
@@ -257,15 +257,16 @@ class PipelineLoop(SummingLoop[StageMachine]):
         failpoints.hit("trainer.step")
         hand = due.word
         try:
-            payload, tokens, loss = self._worked(hand)
-        except NonFiniteTensor as error:
+            payload, tokens, loss = self._evaluated(hand) if hand.held_out else self._worked(hand)
+        except (NonFiniteTensor, NoHeldOutLoss) as error:
             return self.machine.on_unusable(str(error))
         except FrameError as error:  # the agent wrote over the slot, since it has told to load anew meanwhile
             return self.machine.on_unusable(f"what lies in the belt is no crossing: {error}")
         except torch.OutOfMemoryError as error:
             raise self._too_large(error) from None
         made = self.belt.write(slot_of(hand.place, MADE), payload) if payload else 0
-        self._tell_progress(tokens if hand.way != "forward" else 0, loss)
+        if not hand.held_out:
+            self._tell_progress(tokens if hand.way != "forward" else 0, loss)
         return self.machine.on_made(made, tokens, loss)
 
     def _worked(self, hand: MicrobatchWork) -> tuple[bytes, int, float | None]:
@@ -290,12 +291,33 @@ class PipelineLoop(SummingLoop[StageMachine]):
         self._read.pop(hand.micro, None)
         return self._given_back(returned, read.tokens), read.tokens, None
 
+    def _evaluated(self, hand: MicrobatchWork) -> tuple[bytes, int, float | None]:
+        """The same of what nobody learns from: it goes there as ever, and no gradient comes back."""
+        with self._model.samples.held_out.computed(self.stage):
+            read = self._input(hand)
+            given, riders = self.held.there(read)
+            micro = MicroActivations(hand.version, hand.micro, read.tokens, riders)
+            if hand.way == "forward":
+                gives = self.held.loop.forward(micro, given)
+                self.held.loop.undo_forward(hand.micro)
+                return _there(self._after).there(gives, riders, read.tokens), read.tokens, None
+            if hand.way == "both":
+                returned, loss = self.held.loop.evaluate(micro, given)
+                return self._given_back(returned, read.tokens), read.tokens, loss
+            self._read.pop(hand.micro, None)
+            return self._given_back(self.held.loop.no_gradients(given), read.tokens), read.tokens, None
+
     def _input(self, hand: MicrobatchWork) -> ReadMicrobatch:
         if self._before is not None:
             slot = self.belt.view(slot_of(hand.place, GIVEN))
             return self._before.read_there(slot[: hand.given_bytes], self._device)
         if hand.micro not in self._read:
-            self._read[hand.micro] = self._model.samples.read(hand.epoch, hand.start, hand.stop)
+            samples, of = self._model.samples, self.manifest.eval.windows
+            self._read[hand.micro] = (
+                samples.held_out.read(hand.start, hand.stop, of)
+                if hand.held_out
+                else samples.read(hand.epoch, hand.start, hand.stop)
+            )
         return self._read[hand.micro]
 
     def _given_back(self, returned: Tensors, tokens: int) -> bytes:

@@ -29,6 +29,7 @@ from farflung.peer.pipeline.parts import (
     seed_of_chance,
 )
 from farflung.protocol.errors import UserError
+from farflung.protocol.limits import NATS_MOST
 
 _NARROW = (torch.bfloat16, torch.float16)  # sums of these would lose what single microbatches say
 
@@ -131,6 +132,21 @@ class StageLoop:
             self._put_back(before)
             raise
         return returned, mean
+
+    def evaluate(self, micro: MicroActivations, given: Tensors) -> tuple[Tensors, float]:
+        """What `last` gives, with no gradient: the loss of what nobody learns from.  Nothing of it is in the sums."""
+        assert self._loss is not None, "the last stage has the loss"
+        with torch.no_grad():
+            found = self._loss(as_output(self._run(micro, tuple(t.clone() for t in given))), micro.riders)
+        check_scalar(found)
+        loss = float(found)
+        if not 0.0 <= loss <= NATS_MOST:
+            raise NonFiniteTensor(f"its loss is {loss:g}, which is no number of nats from 0 to {NATS_MOST:g}")
+        return self.no_gradients(given), loss
+
+    def no_gradients(self, given: Tensors) -> Tensors:
+        """What goes back of a microbatch that nobody learns from."""
+        return tuple(torch.zeros_like(leaf) for leaf in self._leaves(given) if leaf.requires_grad)
 
     def trial(self, micro: MicroActivations, given: Tensors) -> float:
         """The loss of a microbatch of a model in one stage, of which nothing remains: no sums, no buffers."""

@@ -31,7 +31,7 @@ from farflung.peer.pipeline.machines.summing_machine import (
     SumsEffect,
     WriteSums,
 )
-from farflung.peer.pipeline.samples import Samples
+from farflung.peer.pipeline.samples import NoHeldOutLoss, Samples
 from farflung.peer.pipeline.stage_loop import MicroActivations, NonFiniteTensor, StageLoop
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.agent_process import refusal
@@ -269,16 +269,27 @@ class BatchLoop(SummingLoop[BatchMachine]):
         if not isinstance(due, Accumulate):
             raise RuntimeError(f"{type(due).__name__} is no work on a whole model")
         failpoints.hit("trainer.step")
+        try:
+            tokens, loss = self._evaluated(due) if due.held_out else self._learned(due)
+        except (NonFiniteTensor, NoHeldOutLoss) as error:
+            return self.machine.on_unusable(str(error))
+        if not due.held_out:
+            self._tell_progress(tokens, loss)
+        return self.machine.on_counted(tokens, loss)
+
+    def _learned(self, due: Accumulate) -> tuple[int, float]:
         read = self._samples.read(due.epoch, due.start, due.stop)
         given, riders = self._held.there(read)
-        try:
-            _, loss = self._held.loop.last(
-                MicroActivations(due.version, due.micro, read.tokens, riders), given
-            )
-        except NonFiniteTensor as error:
-            return self.machine.on_unusable(str(error))
-        self._tell_progress(read.tokens, loss)
-        return self.machine.on_counted(read.tokens, loss)
+        micro = MicroActivations(due.version, due.micro, read.tokens, riders)
+        return read.tokens, self._held.loop.last(micro, given)[1]
+
+    def _evaluated(self, due: Accumulate) -> tuple[int, float]:
+        rows = self._samples.held_out
+        with rows.computed(self._held.loop.stage):
+            read = rows.read(due.start, due.stop, self.manifest.eval.windows)
+            given, riders = self._held.there(read)
+            micro = MicroActivations(due.version, due.micro, read.tokens, riders)
+            return read.tokens, self._held.loop.evaluate(micro, given)[1]
 
 
 def too_large(micro: int, error: torch.OutOfMemoryError, of: str = "") -> UserError:

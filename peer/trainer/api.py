@@ -362,8 +362,8 @@ class Connection:
 
 
 def held_out_text(manifest: Manifest, ranks: Ranks, losses: Losses | None) -> HeldOut | None:
-    scoring = module_of(SCORING) if losses is not None and ranks.count == 1 else None
-    return scoring.made(manifest, own_config({}).data, losses) if scoring is not None else None
+    scoring = module_of(SCORING) if losses is not None else None
+    return scoring.made(manifest, own_config({}).data, losses, ranks.gather) if scoring is not None else None
 
 
 class Run:
@@ -520,7 +520,8 @@ class Run:
         """What `[eval]` of run.toml needs of a script; without `[eval]` nothing follows.
 
         `losses`: called now and then between two steps, as `evaluate` does; of rows of token ids, [rows, length], it
-        gives the mean loss of each, in nats a token.  Where several ranks are one peer it is not called.
+        gives the mean loss of each, in nats a token.  Where several ranks are one peer, all say it; it is called on
+        all at the same step, with the same rows, and what rank 0 finds counts.
         """
         self._loop.held_out = held_out_text(self.manifest, self._loop.ranks, losses)
 

@@ -449,17 +449,29 @@ class InnerLoop:
         total = self.layout.total_elements
         before = self.layout.copied(self._model, 0, total)
         try:
-            load = partial(self.layout.load, self._model, self.shared.anchor)
-            self.shared.copy_whole(load, patience_s)
+            self._load_whole(partial(self.layout.load, self._model, self.shared.anchor), patience_s)
             with as_it_was(self._model), torch.no_grad():
                 return act()
         finally:
             self.layout.put_back(self._model, before, 0, total)
             self.machine.on_waited(self._clock())  # that was no part of a step
 
+    def _load_whole(self, load: Callable[[], None], patience_s: float) -> None:
+        """All of one version."""
+        if self.ranks.count == 1:
+            return self.shared.copy_whole(load, patience_s)
+
+        def read() -> None:
+            for fragment in range(len(self.parts)):
+                self._fetch(fragment, self.shared.anchor)
+            load()
+
+        read_as_one(self.ranks, self.shared.read_changes, self._clock, read)
+
     def _scored(self, word: Score) -> Scored:
         """The agent asks while it holds that version: it counts if it still does when it hears the answer."""
-        if (held_out := self.held_out) is None:
+        held_out, everywhere = self.held_out, all(self.ranks.gather(b"here" if self.held_out else b""))
+        if held_out is None or not everywhere:
             return Scored(number=word.number, why_not=ScoreCause.NO_SCRIPT)
         began = self._clock()
         try:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from farflung.collectives.pipeline.effects import KeptPiece
@@ -27,6 +28,7 @@ from farflung.collectives.round.effects import Seal
 from farflung.coordinator.batches.batch_book import (
     BatchBegun,
     BatchBook,
+    HeldOutEnded,
     MicroSkipped,
     Moving,
     Seated,
@@ -40,6 +42,7 @@ from farflung.coordinator.ledger.records import (
     Genesis,
     Record,
     RolledBack,
+    tag_of,
 )
 from farflung.peer.batches.batches import StageBatches
 from farflung.peer.batches.stage_transfers import StageTransfers
@@ -52,7 +55,13 @@ from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.mode_words import BatchTick
 from farflung.protocol.round_words import Commit, section
-from farflung.simulator.batches.stage_trainer import PassedMicro, VirtualStageTrainer, mark_of, state_mark
+from farflung.simulator.batches.stage_trainer import (
+    PassedMicro,
+    VirtualStageTrainer,
+    held_out_loss,
+    mark_of,
+    state_of,
+)
 from farflung.simulator.invariants import Contributed, Invariants
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.trainer import Sample, VirtualTrainer
@@ -82,6 +91,9 @@ class BatchInvariants(Invariants):
         self._ends: dict[int, set[tuple[int, int]]] = {0: {(0, 0)}}
         self._sums: dict[tuple[str, int], tuple[int, int]] = {}  # (peer, round) -> (how many, their marks)
         self._skips: set[Sample] = set()  # that nobody learns from
+        self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
+        self._scored: list[int] = []  # held-out microbatches of the newest version
+        self.evaluated = 0  # versions
 
     def on_record(self, record: Record) -> None:
         match record:
@@ -89,25 +101,61 @@ class BatchInvariants(Invariants):
                 self._on_begun(record)
             case MicroSkipped(micro=micro):
                 self._on_skipped(micro)
+            case HeldOutEnded(version=version):
+                self._on_held_out(version)
             case CommittedRound(commit=commit):
                 self._once_each(record, commit)
                 self._is_clipped(commit, self.together or [commit])
+            case _ if tag_of(record) == "evaluated":  # of a mode, which may have been taken out
+                self._is_of_its_version(record)
         super().on_record(record)
+
+    def _states_at(self, version: int) -> tuple[int, ...]:
+        """Of each stage."""
+        now = self.eras[-1]
+        digests = [(each.number, now.digests.get((each.number, version), b"")) for each in self._fragments]
+        return tuple(self._marks.get(each, -1) for each in digests)
+
+    def _is_of_its_version(self, record: Any) -> None:
+        """The held-out loss: of all windows of which somebody could compute it, each through all stages."""
+        states, micros = self._states_at(record.version), self._scored
+        due = fmean(held_out_loss(states, micro) for micro in micros) if micros else None
+        told = f"{record} is of microbatches {micros} at {states}: {due}"
+        same = due is not None and record.loss is not None and math.isclose(record.loss, due, abs_tol=1e-5)
+        self._require("P12", same and record.windows == self._micro * len(micros), told)
+        self.evaluated += 1
+
+    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
+        peer, seal, digest, _ = details
+        self._marks[seal.fragment, digest] = state_of(peer.state.part(peer.anchor, seal.fragment))
+        super()._saw_sealed(details)
 
     def _on_begun(self, begun: BatchBegun) -> None:
         told = f"a batch from {begun.version}, the run is at {self.version}"
         self._require("P12", begun.version == self.version, told)
+        self._begun, self._skipped = begun, set()
+        if begun.held_out:
+            return
         ends = self._ends[begun.version]
         due = {(epoch, end) if end < self._epoch_samples else (epoch + 1, 0) for epoch, end in ends}
         told = f"the batch from version {begun.version} begins at {begun.epoch, begun.start}, not at {due}"
         self._require("P11", (begun.epoch, begun.start) in due, told)
-        self._begun, self._skipped = begun, set()
+
+    def _on_held_out(self, version: int) -> None:
+        begun = self._begun
+        is_that = begun is not None and begun.held_out and begun.version == version
+        self._require("P11", is_that, f"a held-out batch from version {version} ends, and {begun} was begun")
+        assert begun is not None
+        self._scored = [micro for micro in range(begun.count) if micro not in self._skipped]
+        self._begun = None
 
     def _on_skipped(self, micro: int) -> None:
         """Of a batch that is skipped to its last microbatch no version is made."""
         begun = self._begun
         assert begun is not None
         self._skipped.add(micro)
+        if begun.held_out:
+            return
         first = begun.start + micro * self._micro
         self._skips |= {(begun.epoch, place) for place in range(first, min(begun.stop, first + self._micro))}
         if len(self._skipped) == begun.count:
@@ -117,8 +165,8 @@ class BatchInvariants(Invariants):
         begun, seen = self._begun, 0
         self._require("P11", begun is not None, f"version {commit.version} is of no batch")
         assert begun is not None
-        told = f"version {commit.version} is of the batch from {begun.version}"
-        self._require("P11", commit.version == begun.version + 1, told)
+        told = f"version {commit.version} is of {begun}"
+        self._require("P11", commit.version == begun.version + 1 and not begun.held_out, told)
         for peer, raw in record.counted.items():
             mask = mask_from_bytes(raw)
             self._require("P11", not mask & seen, f"{peer} counted what others in the commit had counted")
@@ -187,7 +235,6 @@ class StageInvariants(BatchInvariants):
         self._last_move: Moving | None = None  # that the books know of
         # By peer: the newest table and version that its machine of microbatches knows, its own seat, and since when.
         self._knows: dict[str, tuple[int, int, int, float]] = {}
-        self._marks: dict[tuple[int, bytes], int] = {}  # (stage, digest) -> mark of the values
         self._paths: dict[
             tuple[str, int], dict[int, PassedMicro]
         ] = {}  # (peer, round) -> what is in its sums
@@ -243,8 +290,12 @@ class StageInvariants(BatchInvariants):
         super()._on_skipped(micro)
         assert self._begun is not None
         # Of the batch nothing is left, and its seats are gone with it.
-        if len(self._skipped) == self._begun.count:
+        if len(self._skipped) == self._begun.count and not self._begun.held_out:
             self._seats.clear()
+
+    def _on_held_out(self, version: int) -> None:
+        super()._on_held_out(version)
+        self._seats.clear()
 
     def _on_begun(self, begun: BatchBegun) -> None:
         super()._on_begun(begun)
@@ -301,12 +352,8 @@ class StageInvariants(BatchInvariants):
 
     def _at_one_state(self, record: CommittedRound) -> None:
         """P12: each microbatch in the sums passed every stage at the state that the run has there at this version."""
-        commit, now = record.commit, self.eras[-1]
-        version = commit.version - 1
-        states = tuple(
-            self._marks.get((each.number, now.digests.get((each.number, version), b"")), -1)
-            for each in self._fragments
-        )
+        commit, version = record.commit, record.commit.version - 1
+        states = self._states_at(version)
         for peer, raw in record.counted.items():
             paths = self._paths.get((peer, commit.round_no), {})
             mask = mask_from_bytes(raw)
@@ -343,13 +390,16 @@ class StageInvariants(BatchInvariants):
         seat = peer.seat
         part = peer.member.part
         stage = next(iter(part.replicas)) if part is not None else -1
-        self._seats_at[hand.version, stage].add(seat)
-        if seat in self._seats:
+        if not hand.held_out:
+            self._seats_at[hand.version, stage].add(seat)
+        if seat in self._seats and not hand.held_out:
             before = self._handed_to.get((stage, hand.version, hand.micro), seat)
             told = f"{hand} is of seat {seat} in stage {stage}, and seat {before} had it and is here"
             self._require("P14", before == seat or before not in self._seats, told)
             self._handed_to[stage, hand.version, hand.micro] = seat
         self.handed += 1
+        if hand.held_out:
+            return  # it counts nowhere, however often it is computed
         if hand.way != "backward":
             self._forwards[seat, hand.version, hand.micro] += 1
         if hand.way != "forward":
@@ -413,12 +463,6 @@ class StageInvariants(BatchInvariants):
         peer, version, micro, piece = details
         told = f"{peer.peer} needs the {piece} of microbatch {micro} of {version}, and has not kept it"
         self._require("P16", False, told)
-
-    def _saw_sealed(self, details: tuple[VirtualPeer, Seal, bytes, int]) -> None:
-        peer, seal, digest, _ = details
-        values = peer.state.part(peer.anchor, seal.fragment)
-        self._marks[seal.fragment, digest] = state_mark(values.numpy().tobytes())
-        super()._saw_sealed(details)
 
     def _saw_encoded(self, details: tuple[VirtualPeer, Encode, dict[int, Payload]]) -> None:
         peer, encode, payloads = details

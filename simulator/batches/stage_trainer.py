@@ -48,8 +48,17 @@ from farflung.simulator.trainer import Learned, TrainerHost, TrainerSurroundings
 # dropped is decided by the machine alone.
 
 
+HELD_OUT_MARK = 2048  # larger than any other: in a commit it would be seen
+HELD_OUT_EPOCH = -1  # nobody learns from it
+
+
 def mark_of(version: int, micro: int) -> int:
     return 1 + micro + 64 * (version % 16)
+
+
+def held_out_loss(states: Sequence[int], micro: int) -> float:
+    """Of these states alone, one of each stage: others have another loss."""
+    return 2.0 + sum(states) % 997 / 997 + 0.1 * micro
 
 
 def tokens_of(micro: int) -> int:
@@ -140,7 +149,8 @@ class VirtualBatchTrainer(VirtualTrainer):
         else:
             self.accumulate(made)
             self.world.observe("step", self.host)
-            self._carry_out(self.batches.on_counted(tokens_of(made.micro), 1.0))
+            loss = held_out_loss([state_of(self.host.anchor)], made.micro) if made.held_out else 1.0
+            self._carry_out(self.batches.on_counted(tokens_of(made.micro), loss))
         waiting, self._waiting = self._waiting, []
         for word in waiting:
             if self.alive:
@@ -151,8 +161,9 @@ class VirtualBatchTrainer(VirtualTrainer):
     def accumulate(self, made: Accumulate) -> None:
         self._sums += 0.25
         self._sums[0] += 0.75
-        self._sums[1] += mark_of(made.version, made.micro) - 0.25
-        learned: Learned = tuple((made.epoch, place) for place in range(made.start, made.stop))
+        self._sums[1] += mark_of(made.version, made.micro) + HELD_OUT_MARK * made.held_out - 0.25
+        epoch = HELD_OUT_EPOCH if made.held_out else made.epoch
+        learned: Learned = tuple((epoch, place) for place in range(made.start, made.stop))
         self.parts[0].work.append(learned)
 
 
@@ -184,9 +195,9 @@ class PassedMicro:
         return PassedMicro(version, micro, tuple(states))
 
 
-def state_mark(raw: bytes) -> int:
-    """Of a stage's values."""
-    return int.from_bytes(hash_bytes(raw)[:3], "little") >> 1
+def state_of(values: torch.Tensor) -> int:
+    """A mark of a stage's values."""
+    return int.from_bytes(hash_bytes(values.numpy().tobytes())[:3], "little") >> 1
 
 
 class VirtualStageTrainer(VirtualBatchTrainer):
@@ -247,7 +258,7 @@ class VirtualStageTrainer(VirtualBatchTrainer):
                 self._sums, self._learned = (torch.zeros_like(self.host.anchor) for _ in range(2))
             case do.LoadAnchor():
                 values = self.host.state.part(self.host.anchor, self.works.stage)
-                self._state = state_mark(values.numpy().tobytes())
+                self._state = state_of(values)
                 super()._do(effect)
             case DropSums():
                 self.paths.clear()
@@ -303,7 +314,8 @@ class VirtualStageTrainer(VirtualBatchTrainer):
         if backwards:
             self._add(hand, path)
             self.world.observe("step", self.host)
-        return self.works.on_made(len(made), tokens_of(hand.micro), 1.0)
+        loss = held_out_loss(path.states, hand.micro) if hand.held_out and hand.way == "both" else 1.0
+        return self.works.on_made(len(made), tokens_of(hand.micro), loss)
 
     def _crossing(self, hand: MicrobatchWork, path: PassedMicro, backwards: bool) -> bytes:
         samples = hand.stop - hand.start
@@ -322,10 +334,11 @@ class VirtualStageTrainer(VirtualBatchTrainer):
     def _add(self, hand: MicrobatchWork, path: PassedMicro) -> None:
         self._sums += 0.25
         self._sums[0] += 0.75
-        self._sums[1] += mark_of(hand.version, hand.micro) - 0.25
+        self._sums[1] += mark_of(hand.version, hand.micro) + HELD_OUT_MARK * hand.held_out - 0.25
         self.paths[hand.micro] = path
         # The samples are read at the source; what a stage learns from is the whole microbatch all the same.
-        learned: Learned = tuple((hand.epoch, place) for place in range(hand.start, hand.stop))
+        epoch = HELD_OUT_EPOCH if hand.held_out else hand.epoch
+        learned: Learned = tuple((epoch, place) for place in range(hand.start, hand.stop))
         self.parts[0].work.append(learned)
 
 

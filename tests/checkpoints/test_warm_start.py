@@ -308,9 +308,10 @@ def test_init_writes_what_a_new_run_begins_with(
     assert say("init", run, "--start", model, *every_key)[0] == 0
     found = Manifest.from_toml(run.read_text(encoding="utf-8"), "run.toml")
     plain = Manifest.from_toml(description(bool(every_key)), "run.toml")
-    usual = plain.model_copy(update={"round": Manifest().round})
+    inner = plain.inner.model_copy(update={"optimizer": "adamw"})
+    usual = plain.model_copy(update={"round": Manifest().round, "inner": inner})
     assert found.model_copy(update={"start": StartSection()}) == usual, (
-        "the rest is as ever, but for short periods"
+        "the rest is as ever, but for short periods, and the optimizer of what was trained"
     )
     assert (found.start.source, found.start.hash) == (str(model), hash_at(str(model)))
     code, out, _ = say("init", "-", "--start", model, *every_key)

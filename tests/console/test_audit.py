@@ -201,6 +201,17 @@ def test_a_run_that_two_coordinators_led_in_turn_is_one_story(tmp_path: Path) ->
     assert [each["pos"] for each in history.records] == sorted({each["pos"] for each in history.records})
 
 
+def test_a_coordinator_that_ended_before_it_began_stands_before_the_one_that_had_its_number(
+    tmp_path: Path,
+) -> None:
+    """Stopped between its start and its first record: the next one, wherever it is, has the same incarnation."""
+    files = led_in_turn()
+    stopped = files["anna.data/events.jsonl"][0]
+    files["berta.data/events.jsonl"].insert(0, stopped)
+    report = audit(read_folder(write(tmp_path, files)))
+    assert report.kept, "\n".join(report.lines())
+
+
 def test_a_commit_that_the_next_coordinator_does_not_know_is_found(tmp_path: Path) -> None:
     files = led_in_turn()
     files["berta.data/events.jsonl"][0] = files["berta.data/events.jsonl"][0] | {"versions": [1]}

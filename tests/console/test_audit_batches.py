@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,3 +195,28 @@ def test_the_picture_of_a_run_in_stages_shows_the_seats_of_each() -> None:
     drawn = picture_of(Recording.of(events, {}))
     ET.fromstring(drawn)
     assert "3 stages; given up in a batch: 0" in drawn and "stage 2" in drawn
+
+
+# ---- held-out batches
+
+
+class Evaluating(Noting):
+    def __init__(self, seed: int) -> None:
+        calm = replace(Scenario.of_evaluated(seed, stages=False), rounds=6, poison_every=0)
+        World.__init__(self, seed, calm)
+        self.events_told = []
+
+
+@pytest.mark.mode("evaluation")
+def test_P11_held_out_batches_are_of_no_version_and_the_next_one_begins_where_the_last_ended() -> None:
+    run = Evaluating(3)
+    run.run()
+    kept = run.events_told
+    begun = [each for each in kept if each["event"] == "batch"]
+    assert [each["held_out"] for each in begun].count(True) == 2 and begun[-2]["held_out"] is False
+    assert not found(kept).broken
+    begun[-2]["held_out"] = True
+    assert any("is made of a held-out batch" in told for told in found(kept).broken)
+    begun[-2]["held_out"] = begun[-1]["held_out"] = False
+    told = " ".join(found(kept).broken)
+    assert "ends, and there was none" in told and "does not begin where the last ended" in told

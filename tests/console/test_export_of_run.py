@@ -13,7 +13,10 @@ from torch import nn
 
 from farflung.checkpoints.checkpoint_manifest import CheckpointManifest
 from farflung.peer.builtin.llama import Llama
+from farflung.peer.builtin.named_model import hf_config_of, model_of
+from farflung.protocol.hf_config import ARCHITECTURES
 from farflung.protocol.manifest import Manifest, ModelSection
+from rig.hf_run import hf_run
 from rig.made_model import MadeRun
 
 TOML = "[model]\nlayers = 2\nwidth = 32\nheads = 4\nkv_heads = 2\nqk_norm = true\n"
@@ -69,12 +72,40 @@ def test_a_model_in_stages_gets_the_names_of_the_whole(tmp_path: Path, say: Say)
     assert found.keys() == values.keys() and all(torch.equal(each, values[n]) for n, each in found.items())
 
 
+@pytest.mark.parametrize("in_stages", [False, pytest.param(True, marks=pytest.mark.mode("batches"))])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_model_of_transformers_is_loaded_by_it_with_no_name_missing_or_left_over(
+    kind: str, in_stages: bool, tmp_path: Path, say: Say
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    untied = "tie_word_embeddings = false" if in_stages else ""
+    manifest, run = Manifest.from_toml(hf_run(kind, untied), "run.toml"), MadeRun(tmp_path / "run")
+    whole = model_of(manifest).eval().module
+    parts = nn.ModuleList()
+    if in_stages:
+        from farflung.peer.pipeline.hf import hf_parts
+
+        parts += [part() for part in hf_parts(hf_config_of(manifest.model))]
+    run.saves(parts if in_stages else whole, 4, manifest.canonical())
+    assert export(say, run, tmp_path / "out") == (0, "")
+    again, told = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    assert type(again).__name__ == ARCHITECTURES[kind] and again.config.pad_token_id is None
+    ids = torch.arange(8)[None]
+    logits = nn.Sequential(*parts)(ids) if in_stages else whole(ids).logits
+    torch.testing.assert_close(again(ids).logits, logits)
+
+
 def test_what_is_no_model_of_a_run_is_told_in_a_line_and_nothing_is_written(tmp_path: Path, say: Say) -> None:
     manifest, script = (
         Manifest.from_toml(TOML, "run.toml"),
         Manifest.from_toml("[model]\nkind = ''", "run.toml"),
     )
+    of_hf = Manifest.from_toml(hf_run("qwen2"), "run.toml")
     cases = {
+        "another one": (of_hf.canonical(), b"", "trained the model of a script"),
         "old": (b"", b"", "trained the model of a script"),
         "script": (script.canonical(), b"", "trained the model of a script"),
         "forged": (

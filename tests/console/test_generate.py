@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from farflung.console import generate_command
 from farflung.peer.builtin.llama import Llama, continued
+from farflung.peer.builtin.named_model import HfModel, NamedModel
 from farflung.peer.local.folder import abouts, make_folder, remove_folder, write_about
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import PeerHere, to_bytes
@@ -20,6 +21,7 @@ from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import as_nobody
+from rig.hf_run import hf_run
 from rig.made_model import MadeRun
 
 TOML = "[model]\nlayers = 2\nwidth = 32\nheads = 4\ncontext = 32\n"
@@ -43,7 +45,7 @@ def saved(folder: Path, toml: str = TOML, version: int = 4) -> tuple[MadeRun, Ma
     return run, manifest, model
 
 
-def due(model: Llama, text: str, most: int, temperature: float = 0.8, seed: int = 0) -> str:
+def due(model: NamedModel, text: str, most: int, temperature: float = 0.8, seed: int = 0) -> str:
     made = continued(model, list(text.encode()), most, temperature, seed)
     raw = bytes([*text.encode(), *made]).decode(errors="replace")
     return "".join(c for c in raw if c in "\n\t" or c.isprintable()) + "\n"
@@ -67,6 +69,14 @@ def test_a_model_in_stages_is_put_together(tmp_path: Path, say: Say) -> None:
     parts = torch.nn.ModuleList([Llama(manifest.model, 7, number, number + 1) for number in range(4)])
     run.saves(parts, 4, manifest.canonical())
     assert say("generate", run.place, "ab", "--tokens", "5")[1] == due(whole, "ab", 5)
+
+
+def test_hf_text_of_a_run_of_a_model_of_transformers(tmp_path: Path, say: Say) -> None:
+    pytest.importorskip("transformers")
+    manifest, run = Manifest.from_toml(hf_run("qwen2"), "run.toml"), MadeRun(tmp_path)
+    model = HfModel(manifest.model, 7)
+    run.saves(model.module, 4, manifest.canonical())
+    assert say("generate", run.place, "ab", "--tokens", "5")[1] == due(model.eval(), "ab", 5)
 
 
 def test_what_a_stranger_s_model_writes_moves_no_cursor(

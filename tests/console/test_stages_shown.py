@@ -55,6 +55,8 @@ def test_dashboard_status_and_plain_line_say_the_same() -> None:
         assert line.plain.rstrip() in told
     words = "6 of 24 microbatches counted in all stages, seats 2/2/2, narrow: stage 1 (line up)"
     assert batch_words(NARROW) == words
+    held_out = NARROW | {"batch": NARROW["batch"] | {"held_out": True}}
+    assert batch_words(held_out).startswith("held-out loss: 6 of 24 microbatches, seats 2/2/2")
     assert plain_line(NARROW).endswith(f"  {words}") and told.startswith(plain_line(NARROW))
     assert plain_text(SAMPLE, 100) == plain_line(SAMPLE), "a run in one piece is one line"
 

@@ -96,8 +96,8 @@ BATCHES = (
     Mutant(
         "a microbatch counts on its way back, not on its way there",
         "peer/batches/stage_transfers.py",
-        "        if way is not FlowDirection.FORWARD:\n            self._counted",
-        "        if True:\n            self._counted",
+        "        if way is not FlowDirection.FORWARD:\n            self._count(",
+        "        if True:\n            self._count(",
         AT_CROSSINGS,
     ),
     Mutant(
@@ -194,7 +194,7 @@ BATCHES = (
     Mutant(
         "P15 a round that waits for other stages has all its time after that",
         "coordinator/rounds/round.py",
-        "            self._prepared_at = now\n",
+        "            self.timed_from = now\n",
         "            pass\n",
         AT_IN_FLIGHT,
     ),

@@ -14,7 +14,148 @@ ASKING = ("tests/coordinator/evaluation/test_evaluation.py", "tests/whole/test_e
 ANSWERING = ("tests/peer/evaluation/test_evaluation.py", "tests/whole/test_evaluation.py")
 READING = ("tests/peer/evaluation/test_windows.py",)
 
+BY_BATCHES = ("tests/coordinator/batches/test_batches.py", "tests/whole/test_evaluated_batches.py")
+
 EVALUATION = (
+    # ---- several ranks ----
+    Mutant(
+        "P7 ranks of which one alone has a loss compute none",
+        "peer/trainer/inner_loop.py",
+        "        if held_out is None or not everywhere:\n",
+        "        if held_out is None:\n",
+        ("tests/peer/island/test_scripts_of_ranks.py",),
+    ),
+    Mutant(
+        "where one rank can't read the text none computes",
+        TEXT,
+        'next(filter(None, self._gather(why_not.encode())), b""):',
+        "why_not.encode():",
+        READING,
+    ),
+    # ---- held-out batches ----
+    Mutant(
+        "P11 the sums of a held-out batch are never asked for",
+        "coordinator/batches/batches.py",
+        "        freeze = self.complete and not batch.held_out and self",
+        "        freeze = self.complete and self",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "P11 no round opens for a held-out batch",
+        "coordinator/batches/batches.py",
+        "        if batch.held_out or not self.complete:\n",
+        "        if not self.complete:\n",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "P11 a held-out batch takes its seats with it",
+        "coordinator/batches/batch_book.py",
+        """taken for the batch that is learned from the same version.\"\"\"
+        self._clear_seats()
+""",
+        """taken for the batch that is learned from the same version.\"\"\"
+        pass
+""",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "P7 windows that nobody can read cost no samples",
+        "coordinator/batches/batch_book.py",
+        "        if batch.held_out:\n            return\n",
+        "        if False:\n            return\n",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "P11 a held-out batch is never committed",
+        "coordinator/batches/batch_book.py",
+        "if self.batch is None or self.batch.held_out:",
+        "if self.batch is None:",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "a complete run has the loss of its last version computed",
+        "coordinator/batches/batches.py",
+        "        is_next = not desk.finished or self.house.is_evaluated_next\n",
+        "        is_next = not desk.finished\n",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "of a model in stages the loss is there when the last one has it",
+        "coordinator/batches/batches.py",
+        "if batch.held_out and seat.stage == self.stages - 1:",
+        "if batch.held_out and seat.stage == 0:",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "P11 a stage takes no step of its own on what is held out",
+        "peer/pipeline/machines/stage_machine.py",
+        "if self._local is None or hand.held_out:",
+        "if self._local is None:",
+        ("tests/peer/pipeline/test_stage_machine.py",),
+    ),
+    Mutant(
+        "losses end with the sums that they are of",
+        "peer/batches/batch_work.py",
+        "self._losses, self._frozen_at = {}, 0",
+        "self._frozen_at = 0",
+        ("tests/peer/batches/test_batch_work.py",),
+    ),
+    Mutant(
+        "what is held out is computed in eval mode, and moves no buffer",
+        "peer/pipeline/samples.py",
+        "            with as_it_was(stage):\n",
+        "            with torch.no_grad():\n",
+        ("tests/peer/pipeline/test_batch_loop.py",),
+    ),
+    Mutant(
+        "a text that two can't read others read",
+        "coordinator/batches/batches.py",
+        "tries = math.inf if batch.held_out else 2",
+        "tries = 2",
+        BY_BATCHES,
+    ),
+    Mutant(
+        "a held-out batch is no part of the round before it",
+        "coordinator/batches/batches.py",
+        "        elif version is not None and (held_out or self._is_held_out):\n",
+        "        elif False:\n",
+        ("tests/coordinator/batches/test_batch_times.py",),
+    ),
+    Mutant(
+        "P7 a model's own error on what is held out ends no training",
+        "peer/pipeline/samples.py",
+        "        except (NonFiniteTensor, UserError, *THEIR_ERRORS) as error:",
+        "        except (NonFiniteTensor, UserError) as error:",
+        ("tests/peer/pipeline/test_batch_loop.py",),
+    ),
+    Mutant(
+        "one row that can't be computed costs no other",
+        "peer/pipeline/samples.py",
+        "if self._rows is None or isinstance(error, OSError | StoreError):",
+        "if True:",
+        ("tests/peer/pipeline/test_batch_loop.py",),
+    ),
+    Mutant(
+        "a seat ends with a held-out batch, though no other begins",
+        "peer/batches/batch_work.py",
+        "            if not self.is_held_out:\n",
+        "            if True:\n",
+        ("tests/peer/batches/test_batch_work.py",),
+    ),
+    Mutant(
+        "where batches are computed nobody is asked for a loss by itself",
+        COORDINATOR,
+        "if not self._core.manifest.eval.source or self._by_batches:",
+        "if not self._core.manifest.eval.source:",
+        ASKING,
+    ),
+    Mutant(
+        "a version of which no loss can be computed is not tried again",
+        COORDINATOR,
+        "        self._over = now.era, now.version\n",
+        "        pass\n",
+        ASKING,
+    ),
     # ---- who is believed ----
     Mutant(
         "whoever is contradicted by most is left out",
@@ -110,7 +251,7 @@ EVALUATION = (
     ),
     Mutant(
         "of what comes only finite losses count",
-        COORDINATOR,
+        "protocol/mode_words.py",
         "if all(0.0 <= each <= NATS_MOST for each in found) else None",
         "",
         JUDGING,

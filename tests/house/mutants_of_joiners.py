@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from mutant import CATCH_UP, FELLOWS, LANE, Mutant
 
+DRIVER = "coordinator/run/round_driver.py"
+OF_DRIVER = ("tests/coordinator/run/test_round_driver.py",)
+
 JOINERS = (
     Mutant(
         "P4 the list of a state's hashes has the run's digest",
@@ -74,6 +77,48 @@ JOINERS = (
         "self.largest_result_bytes = max(self.largest_result_bytes, len(payload))",
         "self.largest_result_bytes = 1",
         CATCH_UP,
+    ),
+    Mutant(
+        "results of the usual size are as many as a long line carries in a round trip",
+        "checkpoints/fetcher.py",
+        "RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 4 << 20, 64",
+        "RESULTS_IN_FLIGHT_BYTES, RESULTS_OF_ONE_DONOR = 1 << 20, 64",
+        ("tests/whole/test_joining_live.py",),
+    ),
+    Mutant(
+        "whoever is alone waits for a newcomer that is nearly there",
+        DRIVER,
+        "expected += self._arriving + near",
+        "expected += self._arriving",
+        OF_DRIVER,
+    ),
+    Mutant(
+        "no longer than a deadline",
+        DRIVER,
+        "if self._near_since.get(m.peer, -math.inf) > since",
+        "if m.peer in self._near_since",
+        OF_DRIVER,
+    ),
+    Mutant(
+        "and not for one that could take no part",
+        DRIVER,
+        "and not (m.without_data or m.leaving or m.peer in self.lines.slow)",
+        "and m.peer not in self.lines.slow",
+        OF_DRIVER,
+    ),
+    Mutant(
+        "many do not wait for a few",
+        DRIVER,
+        "return near if len(near) >= len(ready) else []",
+        "return near",
+        OF_DRIVER,
+    ),
+    Mutant(
+        "who got there is waited for again",
+        DRIVER,
+        "self._near_since.pop(member.peer, None)",
+        "pass",
+        OF_DRIVER,
     ),
     Mutant(
         "P6 pieces that got lost are missed though their donors give other things",

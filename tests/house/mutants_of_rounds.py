@@ -269,6 +269,13 @@ ROUNDS = (
         ("tests/coordinator/run/test_machine.py",),
     ),
     Mutant(
+        "P6 a round that the coordinator slept through opened when it did",
+        "coordinator/rounds/round.py",
+        "        self.timed_from += seconds\n",
+        "        self.timed_from, self.opened_at = self.timed_from + seconds, self.opened_at + seconds\n",
+        ("tests/coordinator/run/test_machine.py",),
+    ),
+    Mutant(
         "nobody counts as dead for the time in which the coordinator stood still",
         "coordinator/run/machine.py",
         "            self.core.members.liveness.woke_at = now",
@@ -537,7 +544,7 @@ ROUNDS = (
     Mutant(
         "P3 a round has an end",
         "coordinator/rounds/round.py",
-        "if now - max(self.opened_at, self._prepared_at) >= self.rules.round_timeout_s:",
+        "if now >= self.ends_at:",
         "if False:",
         ROUND,
     ),

@@ -165,8 +165,8 @@ PIPELINES = (
     Mutant(
         "P11 no sums are frozen before the batch is complete in every stage",
         "coordinator/batches/batches.py",
-        "        return batch is not None and not batch.whole & ~self.counted\n",
-        "        return batch is not None and not batch.whole & ~self.counted_in(0)\n",
+        "        return self.counted_in(self.stages - 1) if held_out else self.counted\n",
+        "        return self.counted_in(0)\n",
         AT_COORDINATOR,
     ),
     Mutant(

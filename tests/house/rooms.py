@@ -250,6 +250,7 @@ ROOMS: dict[str, Room] = {
             "peer/pipeline/machines",
             "peer/builtin",
             "peer/checks/finite",
+            "peer/checks/forward_check",
             "peer/data",
             "peer/trainer",
             "collectives/pipeline/crossing",

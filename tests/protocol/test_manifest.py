@@ -28,10 +28,12 @@ def problem(text: str) -> str:
 def test_template_spells_out_exactly_the_defaults() -> None:
     assert Manifest.from_toml(TEMPLATE, "run.toml") == Manifest() == Manifest.from_toml("", "run.toml")
     better = {"round": {"start_rounds": 40}, "inner": {"warmup_steps": 100, "schedule": "cosine"}}
+    better["inner"]["optimizer"] = "muon"
     for every_key in (False, True):
         assert Manifest.from_toml(description(every_key), "run.toml") == Manifest.model_validate(better)
         begun = Manifest.from_toml(description(every_key, ("/a/model", "0" * 64)), "run.toml")
         assert begun.round.start_rounds == 0 and begun.inner.warmup_steps == 100
+        assert begun.inner.optimizer == "adamw", "what AdamW has trained goes on with it"
     keys = set(re.findall(r"^(\w+) = ", SHORT, re.MULTILINE))
     assert keys <= set(re.findall(r"^(\w+) = ", TEMPLATE, re.MULTILINE)) and len(SHORT.splitlines()) <= 35
     for section, value in Manifest().model_dump().items():
@@ -148,7 +150,7 @@ _STAGED = '[merge]\npolicy = "mean"\n[pipeline]\nbatch = 8\nstages = 2\n'
         ),
         ("[inner]\nlr = nan", "[inner] lr: expected a number > 0 and <= 10, found NaN"),
         ("[inner]\nbetas = [0.9]", "[inner] betas: expected two numbers from 0 up to but not 1, found [0.9]"),
-        ('[model]\nkind = "gpt"', '[model] kind: expected "llama" or "", found "gpt"'),
+        ('[model]\nkind = "gpt"', '[model] kind: expected "llama" or "hf" or "", found "gpt"'),
         ('[run]\nname = "A\\nb"', '[run] name: expected 1 to 64 of a-z, 0-9 and -, found "A\\nb"'),
         ("[run]\nsync_every = 3", "[run] sync_every: unknown key; it belongs in [round]"),
         ("sync_every = 3", "sync_every: unknown key; it belongs in [round]"),
@@ -246,8 +248,9 @@ SHARDS = '[data]\nsource = "https://a.example/train.bin"\n'
             "[eval] source: expected other shards than [data] source, which the model learns from",
         ),
         (
-            '[eval]\nsource = "python-stdlib"\n[merge]\npolicy = "mean"\n[pipeline]\nbatch = 4',
-            '[eval] source: expected "" with [pipeline] batch > 0, found "python-stdlib"',
+            '[eval]\nsource = "python-stdlib"\nevery_rounds = 24\n[merge]\npolicy = "mean"\n'
+            "[pipeline]\nbatch = 512\nmicro = 2",
+            "[eval] every_rounds: expected at least 25 with windows = 256, found 24: it would take more than 1 %",
         ),
         (
             '[eval]\nsource = "python-stdlib"\nevery_rounds = 0',

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from farflung.protocol.manifest import Manifest
+from rig.hf_run import hf_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ROUNDS, STEPS = 3, 4
@@ -77,6 +78,50 @@ def test_the_example_runs_and_ends_with_the_runs_weights(stage: Any, example: st
     one, other = weights_at(stage.folder)
     assert one
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+WHOLE = """[eval]
+source = "python-stdlib"
+windows = 16
+[round]
+sync_every = 4
+codec = "int8"
+"""
+IN_STAGES = """[pipeline]
+stages = 2
+batch = 8
+[outer]
+step = "adamw"
+[merge]
+policy = "mean"
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "rest"),
+    [("qwen3", WHOLE), ("gpt2", WHOLE), ("qwen2", IN_STAGES)],
+    ids=["qwen3", "gpt2", "qwen2 in stages"],
+)
+def test_hf_model_that_a_run_names_needs_join_alone(stage: Any, kind: str, rest: str) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed: pip install transformers")
+    run = f"[run]\nrounds = {ROUNDS}\nmin_peers = 2\n[checkpoint]\nevery_rounds = 1\n"
+    stage.write_run(hf_run(kind, after=run + rest))
+    stage.coordinate("--exit-when-done")
+    kept = stage.folder / "kept"
+    for name in ("a", "b"):
+        stage.join(name, "--checkpoints", str(kept))
+    assert [stage.wait(name) for name in ("a", "b", "coordinator")] == [0, 0, 0], stage.log("a")[-2000:]
+    out = stage.folder / "folder"
+    stage.start("export", ["checkpoint", "export", str(kept), "--hf", "run", "--out", str(out)])
+    assert stage.wait("export") == 0, stage.log("export")
+    import transformers
+
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert model.config.model_type == kind and not told["missing_keys"] and not told["unexpected_keys"]
+    if rest == WHOLE:
+        trained = load_file(stage.model("a"))
+        assert all(torch.equal(each, trained[name]) for name, each in model.state_dict().items())
 
 
 @pytest.mark.hard

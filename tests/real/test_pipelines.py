@@ -6,6 +6,7 @@ samples and its outer step.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import runpy
@@ -71,15 +72,24 @@ from torch import nn
 from torch.utils.data import TensorDataset
 import farflung
 
+NOTED = []  # the bits of each gradient that came back
+
+
+class Layer(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.weight.register_hook(lambda gradient: NOTED.append(gradient.numpy().tobytes().hex()))
+
+
 dice = torch.Generator().manual_seed(9)
 DATA = TensorDataset(torch.randn(512, 12, generator=dice), torch.randint(3, (512,), generator=dice))
 PARTS = [
-    partial(nn.Linear, 12, 24),
+    partial(Layer, 12, 24),
     nn.Tanh,
-    partial(nn.Linear, 24, 24),
+    partial(Layer, 24, 24),
     partial(nn.Dropout, 0.2),
     partial(nn.LayerNorm, 24),
-    partial(nn.Linear, 24, 3),
+    partial(Layer, 24, 3),
 ]
 
 
@@ -90,10 +100,12 @@ def loss(logits, riders):
 if __name__ == "__main__":
     stage = farflung.pipeline(None, PARTS, data=DATA, inputs=("x",), riders=("kind",), loss=loss)
     save_file(stage.state_dict(), Path(__file__).with_suffix(f".{stage.first}.safetensors"))
+    Path(__file__).with_suffix(f".{stage.first}.noted").write_text("\\n".join(NOTED))
 """
 HIDDEN = ("0.weight", "2.weight")  # matrices that Muon is for: the last layer is for the loss
 PEERS = ("ann", "bob", "cid")
 CUTS = (0, 2, 4)
+LAYERS = {0: "0.weight", 2: "2.weight", 4: "5.weight"}  # of each stage, of which gradients are noted
 
 
 def add_gradients(script: dict[str, Any], modules: list[nn.Module], version: int, micro: int) -> None:
@@ -107,8 +119,11 @@ def add_gradients(script: dict[str, Any], modules: list[nn.Module], version: int
     (script["loss"](x, {"kind": torch.stack([item[1] for item in items])}) * MICRO).backward()
 
 
-def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN) -> dict[str, Tensor]:
-    """One microbatch after the other, with a graph through all parts."""
+def by_one_process(
+    path: Path, rounds: int = ROUNDS, run: str = RUN, as_noted: bool = False
+) -> dict[str, Tensor]:
+    """One microbatch after the other, with a graph through all parts.  `as_noted`: each stage's gradients are added in
+    the order in which they came back to it, since a microbatch may overtake another one on its way."""
     torch.set_num_threads(1)
     script = runpy.run_path(str(path), run_name="script")
     text = run.format(rounds=rounds, min_peers=1, dead_after_s=9, codec="fp32")
@@ -116,14 +131,17 @@ def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN) -> dict[str
     modules = [build(part, number, 0) for number, part in enumerate(script["PARTS"])]
     parameters = dict(nn.ModuleList(modules).named_parameters())
     moments = {name: (torch.zeros(p.numel()), torch.zeros(p.numel())) for name, p in parameters.items()}
+    noted = {first: noted_by(path, first) for first in CUTS} if as_noted else {}
     for version in range(rounds):
-        sums: dict[str, Tensor] = {}
+        gradients: list[dict[str, Tensor]] = []
         for micro in range(BATCH):
             add_gradients(script, modules, version, micro)
-            for name, parameter in parameters.items():
-                assert parameter.grad is not None
-                sums[name] = sums[name] + parameter.grad if name in sums else parameter.grad
-                parameter.grad = None
+            gradients.append({name: gradient_of(p) for name, p in parameters.items()})
+        orders = {first: order_of(first, noted[first], gradients) for first in noted}
+        sums: dict[str, Tensor] = {}
+        for name in parameters:
+            order = orders.get(stage_of(name), range(BATCH))
+            sums[name] = functools.reduce(torch.add, (gradients[micro][name] for micro in order))
         means = {name: sums[name] / (BATCH * MICRO) for name in parameters}
         factor = clip_factor(list(means.values()))
         with torch.no_grad():
@@ -138,6 +156,30 @@ def by_one_process(path: Path, rounds: int = ROUNDS, run: str = RUN) -> dict[str
                     tiles,
                 )
     return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    found, parameter.grad = parameter.grad, None
+    assert found is not None
+    return found
+
+
+def stage_of(name: str) -> int:
+    """Its first part."""
+    return max(first for first in CUTS if first <= int(name.partition(".")[0]))
+
+
+def noted_by(path: Path, first: int) -> dict[str, int]:
+    """Gradients that came back to the stage that begins there, by their bits: when, for the last time."""
+    noted = path.with_suffix(f".{first}.noted").read_text().splitlines()
+    return {bits: at for at, bits in enumerate(noted)}
+
+
+def order_of(first: int, noted: dict[str, int], gradients: list[dict[str, Tensor]]) -> list[int]:
+    """Microbatches, as the stage added them up.  Each gradient is the stage's own, to the last bit."""
+    found = [each[LAYERS[first]].numpy().tobytes().hex() for each in gradients]
+    assert noted.keys() >= set(found), f"stage {first} got other gradients than one process"
+    return sorted(range(BATCH), key=lambda micro: noted[found[micro]])
 
 
 def clip_factor(gradients: list[Tensor]) -> float:
@@ -194,7 +236,7 @@ def test_F1_three_peers_with_a_stage_each_have_the_bits_of_one_process_that_clip
 ) -> None:
     script = start(stage, "fp32", run)
     finish(stage)
-    found, expected = stages_of(script), by_one_process(script, run=run)
+    found, expected = stages_of(script), by_one_process(script, run=run, as_noted=True)
     assert found.keys() == expected.keys()
     apart = {name: float((found[name] - expected[name]).abs().max()) for name in expected}
     assert all(torch.equal(found[name], expected[name]) for name in expected), apart

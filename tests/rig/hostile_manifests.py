@@ -37,6 +37,10 @@ PLACES = [
     "http://127.0.0.1:9/a", "ftp://127.0.0.1/a", "memory://a",
     "simplecache::file://HOME/private.safetensors", "https://127.0.0.1:9/a::file://HOME/private.safetensors",
 ]  # fmt: skip
+HF = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 256,
+    "max_position_embeddings": 64, "intermediate_size": 96,
+}  # fmt: skip
 DATA = [each.replace(".safetensors", ".bin") for each in PLACES] + ["https://127.0.0.1:9/*.parquet"]
 
 HOSTILE: dict[str, list[Any]] = {
@@ -45,7 +49,7 @@ HOSTILE: dict[str, list[Any]] = {
     "run.min_peers": [1, 1024, *NUMBERS],
     "run.max_peers": [65536, *NUMBERS],
     "run.rounds": NUMBERS,
-    "model.kind": ["os.system", "HOME/model.py", "torch.hub", *TEXT],
+    "model.kind": ["hf", "os.system", "HOME/model.py", "torch.hub", *TEXT],
     "model.preset": ["7B", "HOME/model.safetensors", *TEXT],
     "model.layers": [1024, *NUMBERS],
     "model.width": [65536, 65532, *NUMBERS],
@@ -59,6 +63,19 @@ HOSTILE: dict[str, list[Any]] = {
     "model.norm_eps": [1e-12, *NUMBERS],
     "model.qk_norm": [True, 1],
     "model.tied": [False, 1],
+    "model.config": [
+        HF,
+        *({**HF, "model_type": each} for each in ["gpt2", "auto", *TEXT]),
+        *({**HF, "num_hidden_layers": each} for each in [1024, *NUMBERS]),
+        *({**HF, "intermediate_size": each} for each in [2**18, *NUMBERS]),
+        *({**HF, "rope_theta": each} for each in NUMBERS),
+        {**HF, "attn_implementation": "kernels-community/flash-attn"},
+        {**HF, "_attn_implementation": "kernels-community/flash-attn"},
+        {**HF, "auto_map": {"AutoModelForCausalLM": "HOME/model.py"}},
+        {**HF, "trust_remote_code": True, "_name_or_path": "HOME/model"},
+        {**HF, "quantization_config": {"quant_method": "gptq"}},
+        *TEXT,
+    ],
     "start.from": PLACES,
     "start.hash": ["HASH", "0" * 64, *TEXT],
     "start.momentum": ["keep", *TEXT],
@@ -144,6 +161,8 @@ def cases(home: Path, private_hash: str, keys: Iterable[str]) -> Iterator[Case]:
             if each.startswith("pipeline.") and key != "batch":
                 for of, more in BATCHES.items():
                     found[of] |= more
+            if each == "model.config":
+                found["model"] = {"kind": "hf"}
             if section == "eval":
                 found["eval"]["source"] = "python-stdlib"
             if section == "start":

@@ -9,6 +9,7 @@ same                         all ranks begin with one model by themselves
 bf16, bn, frozen             what the model is
 eval, accumulate, scaler     a forward right before a step, and what else a loop may do
 alone, uneven, die           nobody sums the gradients; rank 1 reads a batch more; rank 1 dies, in its first life
+held, first                  all ranks, or rank 0 alone, say what the held-out loss is
 replay                       see there
 """
 
@@ -251,6 +252,13 @@ def replay(steps: int) -> None:
     save_file({name: tensor.detach().clone() for name, tensor in net.state_dict().items()}, f"{OUT}.replayed")
 
 
+def losses(model: nn.Module, rows: Tensor, rank: int, seen: dict[str, Any]) -> Tensor:
+    """Rank 1 says something else: it does not count."""
+    seen.setdefault("held_out", []).append(len(rows))
+    found = nn.functional.cross_entropy(model(rows[:, :-1]).transpose(1, 2), rows[:, 1:], reduction="none")
+    return found.mean(1) + rank
+
+
 def clip(model: nn.Module) -> None:
     if "tp" not in MODE and "ep" not in MODE:  # torch does not mix parameters of several meshes there
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -300,6 +308,8 @@ def main() -> None:
     own = {"identity": os.environ.get("ISLAND_KEY"), "data_rank": said_part(net)}
     with farflung.join(URL, model, inner, **own) as run:
         watch(run, net, seen)
+        if "held" in MODE or ("first" in MODE and rank == 0):
+            run.held_out_loss(lambda rows: losses(model, rows, rank, seen))
         for number, batch in enumerate(run.batches(Rows(), BATCH), start=1):
             is_first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
             if "die" in MODE and rank == 1 and run.step_count == 2 and is_first_life:

@@ -20,6 +20,7 @@ from farflung.peer.local.words import (
     NeedSamples,
     Provide,
     Provided,
+    Score,
 )
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.messages import Lease
@@ -39,13 +40,14 @@ def close_all() -> None:
 class LonelyAgent:
     """An agent whose peer is alone in its run: each frozen pseudo-gradient is the next version."""
 
-    def __init__(self, run: Manifest, rounds: int) -> None:
+    def __init__(self, run: Manifest, rounds: int, score: Score | None = None) -> None:
+        """`score`: what it asks for while steps are taken from version 0."""
         self.folder = make_folder()
         self.server = LocalServer(self.folder)
         self.shared: SharedState | None = None
         self.heard: list[FromTrainer] = []
         self.frozen: list[Tensor] = []  # what stood in the slot, of each freeze
-        self._run = run
+        self._run, self._score = run, score
         self._left = [rounds] * run.fragments
         self._granted = 0
         _open.append(self)
@@ -87,6 +89,8 @@ class LonelyAgent:
                 leases = tuple(Lease(i, 0, 16 * i, 16 * i + 16, 16 * i) for i in range(self._granted))
                 assert stop <= message.samples
                 self.server.send(LeasesNow(leases=leases))
+                if self._granted == 2 and self._score is not None:
+                    self.server.send(self._score)
             case Frozen():
                 self._merge(message)
 

@@ -133,7 +133,7 @@ class Storm:
         for fault in [each for each in self.pending if now >= each.until]:
             self.pending.remove(fault)
             self.faults.append(fault)
-            struck, how = fault.kind.split()
+            struck, how = fault.kind.split(maxsplit=1)
             if struck in ("trainer", "child"):
                 self._wake(fault, how)
             elif how == "stopped":

@@ -489,6 +489,15 @@ def test_P1_a_joiner_keeps_up_with_a_run_of_many_small_rounds() -> None:
     assert run.open_most > ASKED_OF_ONE_DONOR
 
 
+def test_P1_a_joiner_keeps_up_with_results_of_the_usual_size_over_a_long_line() -> None:
+    """Of chunks of a megabyte, in int8: four at a time are as many bytes as such a line carries in a round trip."""
+    run = ManyRounds(period_s=0.3, result_bytes=258 << 10)
+    while not run.catch.chunks.done:
+        run.turn()
+        assert run.now < 10.0, f"{run.catch.chunks.lowest} of {run.version}"
+    assert ASKED_OF_ONE_DONOR < run.open_most <= RESULTS_IN_FLIGHT_BYTES // (258 << 10)
+
+
 def test_of_results_the_oldest_are_asked_first() -> None:
     run = ManyRounds(period_s=1.0, result_bytes=4096)
     for _ in range(3):

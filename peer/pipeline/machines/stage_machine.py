@@ -158,7 +158,9 @@ class StageMachine(SummingMachine[StageWork]):
         if hand.way == "forward":
             return said
         self._count(hand.micro, tokens, loss)
-        return said if self._local is None else [*said, *self._local.on_counted(tokens)]
+        if self._local is None or hand.held_out:
+            return said
+        return [*said, *self._local.on_counted(tokens)]
 
     def on_unusable(self, problem: str) -> list[SumsEffect]:
         """Nothing came of it, and the sums are as they were before it."""

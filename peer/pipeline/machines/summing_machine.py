@@ -66,6 +66,7 @@ class Accumulate:
     epoch: int
     start: int  # positions [start, stop) of the epoch's order
     stop: int
+    held_out: bool = False  # or of the windows of [eval], for their loss alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +309,8 @@ class BatchMachine(SummingMachine[Accumulate]):
         if micro is None or self._grants is None:
             return None
         grants, start = self._grants, self._grants.start + micro * self._micro
-        return Accumulate(self.version, micro, grants.epoch, start, min(start + self._micro, grants.stop))
+        stop = min(start + self._micro, grants.stop)
+        return Accumulate(self.version, micro, grants.epoch, start, stop, grants.held_out)
 
     def _first_open(self) -> int | None:
         done = self.sums.counted | self.sums.unusable

@@ -119,6 +119,9 @@ def test_a_pipeline_has_a_row_for_each_stage_and_says_which_is_narrow() -> None:
     assert [f"Stage {n}" in text for n in range(5)] == [True] * 4 + [False]
     assert "Stage 1 holds the others up: its peers' lines carry no more up." in text
     assert "210 of 512 microbatches of this batch are counted." in text
+    status = public_status(stages=4)
+    status["batch"] |= {"held_out": True}
+    assert "The held-out loss is computed: 210 of 512 microbatches." in Reader(page(status)).text
 
 
 @pytest.mark.parametrize("admission", ["token", "allowlist", "something new", None])

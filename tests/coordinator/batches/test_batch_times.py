@@ -35,6 +35,18 @@ def test_a_death_after_all_were_counted_goes_on_with_the_counting() -> None:
     assert (times.counting_s, times.round_s) == (100.0, 10.0)
 
 
+def test_a_held_out_batch_is_no_part_of_the_round_before_it() -> None:
+    times = after_two_batches()
+    times.look(2, True, 280.0)
+    times.look(3, False, 300.0, held_out=True)
+    times.look(3, True, 380.0, held_out=True)
+    times.look(None, False, 381.0)
+    for at, complete in ((382.0, False), (462.0, True)):
+        times.look(3, complete, at)
+    times.look(4, False, 482.0)
+    assert (times.counting_s, times.round_s) == (80.0, 20.0)
+
+
 def test_a_batch_that_was_open_when_the_coordinator_began_says_nothing() -> None:
     times = BatchTimes(0.0)
     times.look(7, False, 0.0)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import struct
+from collections.abc import Mapping, Sequence
+
 import pytest
 from msgspec.structs import replace
 
 from farflung.coordinator.batches.batch_book import BatchBook, MicroSkipped, TakenBack, Unseated
 from farflung.coordinator.batches.batch_members import BatchMembers
-from farflung.coordinator.batches.batches import Batches
+from farflung.coordinator.batches.batches import SEAT_EVERY_S, Batches
 from farflung.coordinator.ledger.ledger import Ledger, LedgerRules
 from farflung.coordinator.ledger.records import DataFixed
+from farflung.coordinator.modes.registry import LossMode
 from farflung.coordinator.rounds.round_policy import SeatShare
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.manifest import Manifest
@@ -28,6 +33,20 @@ def at(version: int, ready: bool = False) -> FragmentBeat:
     return FragmentBeat(0, version, bytes(32), 0, 0, 0, ready, ())
 
 
+class Scores(LossMode):
+    """Wants the losses of one version."""
+
+    def __init__(self) -> None:
+        self.due, self.losses = False, list[Mapping[str, Mapping[int, float]]]()
+
+    def is_evaluated_next(self) -> bool:
+        return self.due
+
+    def on_losses(self, losses: Mapping[str, Mapping[int, float]]) -> None:
+        self.losses.append(losses)
+        self.due = False
+
+
 class Hall:
     """Peers that count microbatches, and what they are told."""
 
@@ -36,6 +55,7 @@ class Hall:
         self.in_round: set[str] = set()
         self.flying: set[int] = set()
         self.aborted: list[int] = []
+        self.scores = Scores()
         self.desk = Desk(Ledger(LedgerRules(8, 3)), MANIFEST)
         self.desk.ledger.apply(DataFixed(samples=100, peer="ann"))
         self.restart()
@@ -50,6 +70,7 @@ class Hall:
             lambda peer: peer in self.in_round,
             self.flying.__contains__,
             self.aborts,
+            losses_for=lambda: [self.scores],
         )
         self.batches = Batches(self.desk, house)
 
@@ -69,6 +90,10 @@ class Hall:
         said = replace(said, **changes)
         worker.beat = replace(BARE_BEAT, fragments=(at(0, ready),), sections=(said,))
         return self.batches.on_beat(worker, worker.beat)
+
+    def says_losses(self, peer: str, *counted: int, **changes: object) -> BatchTick | None:
+        """Of a held-out batch: of each microbatch its number."""
+        return self.says(peer, *counted, losses=struct.pack(f"<{len(counted)}f", *counted), **changes)
 
     def granted(self, peer: str) -> list[int]:
         tick = self.says(peer)
@@ -98,6 +123,139 @@ def test_a_batch_begins_and_its_microbatches_are_granted_to_one_seat_each() -> N
     assert (hall.granted("ann"), hall.granted("bob")) == ([0, 1], [2, 3])
     ann = hall.says("ann", 0, 1)
     assert ann is not None and ann.granted == ((0, 2), (4, 6)) and not ann.freeze
+
+
+# ---- held-out batches
+
+
+def evaluated(*peers: str) -> Hall:
+    """The next batch is of 17 windows: eight microbatches of two, and one of the last."""
+    hall = Hall(*peers)
+    hall.batches.book.start_at((0, 6))
+    hall.desk.manifest = MANIFEST.model_copy(
+        update={"eval": MANIFEST.eval.model_copy(update={"source": "python-stdlib", "windows": 17})}
+    )
+    hall.scores.due = True
+    hall.desk.now += SEAT_EVERY_S
+    hall.batches.advance()
+    return hall
+
+
+def compute_all(hall: Hall) -> dict[str, list[int]]:
+    mine: dict[str, list[int]] = {peer: [] for peer in hall.workers}
+    for _ in range(9):
+        for peer in hall.workers:
+            tick = hall.says_losses(peer, *mine[peer])
+            assert tick is not None and tick.held_out and not tick.freeze
+            mine[peer] = [m for first, stop in tick.granted for m in range(first, stop)]
+    for peer in hall.workers:
+        tick = hall.says_losses(peer, *mine[peer])
+        assert tick is not None and not tick.freeze, "nothing of it is ever learned"
+    return mine
+
+
+def test_P11_a_held_out_batch_gives_a_loss_of_each_window_and_no_round() -> None:
+    hall = evaluated("ann", "bob")
+    batch = hall.batches.book.batch
+    assert batch is not None and (batch.version, batch.stop, batch.count) == (0, 17, 9)
+    assert hall.batches.shares() == (
+        {},
+        "the loss of version 0 is computed: 0 of 9 held-out microbatches",
+    )
+    mine = compute_all(hall)
+    assert sorted(mine["ann"] + mine["bob"]) == list(range(9))
+    for peer, micros in mine.items():
+        hall.says_losses(peer, *micros, ready=True)
+    assert hall.batches.shares()[0] == {}, "whatever stands frozen"
+    hall.batches.advance()
+    [losses] = hall.scores.losses
+    assert {window for each in losses.values() for window in each} == set(range(17))
+    assert losses.keys() == {"ann", "bob"}
+    assert all(each[window] == window // 2 for each in losses.values() for window in each)
+
+
+def test_P11_after_a_held_out_batch_another_one_begins_from_the_same_version_in_other_seats() -> None:
+    """Where it was before: what trainers have in their sums by then counts nowhere."""
+    hall = evaluated("ann", "bob")
+    compute_all(hall)
+    before = {seat.number for seat in hall.batches.book.seats.values()}
+    hall.batches.advance()
+    batch = hall.batches.book.batch
+    assert batch is not None and (batch.version, batch.start, batch.held_out) == (0, 6, False)
+    assert hall.says("ann", 0, 1, seat=min(before)) is not None, "it has not heard of that"
+    assert hall.batches.counted == 0
+    after = {seat.number for seat in hall.batches.book.seats.values()}
+    assert after and min(after) > max(before)
+
+
+def test_P11_a_journal_that_commits_a_held_out_batch_is_refused() -> None:
+    hall = evaluated("ann")
+    with pytest.raises(ValueError, match="a batch that was not begun"):
+        hall.batches.book.commit([{"ann": mask_to_bytes((1 << 9) - 1)}], 100)
+
+
+def test_whoever_is_lost_in_a_held_out_batch_takes_its_losses_with_it() -> None:
+    hall = evaluated("ann", "bob")
+    compute_all(hall)
+    del hall.workers["bob"]
+    hall.batches.advance()
+    assert hall.scores.losses == [] and hall.unseated == ["bob"]
+    compute_all(hall)
+    hall.batches.advance()
+    [losses] = hall.scores.losses
+    assert losses.keys() == {"ann"} and len(losses["ann"]) == 17
+
+
+@pytest.mark.parametrize(
+    "odd", [b"", b"x", struct.pack("<9f", *[math.nan] * 9), struct.pack("<9f", *[-1.0] * 9)], ids=len
+)
+def test_P9_what_is_no_loss_counts_for_none(odd: bytes) -> None:
+    hall = evaluated("ann")
+    compute_all(hall)
+    hall.says("ann", *range(9), losses=odd)
+    hall.batches.advance()
+    assert hall.scores.losses == [{}]
+
+
+@pytest.mark.parametrize("readable", [range(1, 9), ()], ids=["most", "none"])
+def test_windows_that_nobody_can_read_are_left_out_and_cost_no_samples(readable: Sequence[int]) -> None:
+    hall = evaluated("ann")
+    notes = len(hall.desk.notes)
+    bad = set(range(9)) - set(readable)
+    while not hall.scores.losses:
+        open_ = [each for each in hall.granted("ann") if each not in bad]
+        hall.says_losses("ann", *open_, unusable=mask_to_bytes(mask_of(bad)))
+        hall.batches.advance()
+    [losses] = hall.scores.losses
+    assert {window // 2 for each in losses.values() for window in each} == set(readable)
+    assert hall.batches.book.skipped_samples == 0 and len(hall.desk.notes) == notes, "not one for each"
+    assert hall.batches.book.batch is not None and not hall.batches.book.batch.held_out
+
+
+def test_a_text_that_two_can_not_read_others_read_for_them() -> None:
+    hall = evaluated("ann", "bob", "cyd")
+    mine: list[int] = []
+    while not hall.scores.losses:
+        for peer in ("ann", "bob"):
+            hall.says_losses(peer, unusable=mask_to_bytes((1 << 9) - 1))
+        tick = hall.says_losses("cyd", *mine)
+        assert tick is not None
+        mine = [m for first, stop in tick.granted for m in range(first, stop)]
+        hall.batches.advance()
+    [losses] = hall.scores.losses
+    assert losses.keys() == {"cyd"} and len(losses["cyd"]) == 17
+
+
+def test_a_complete_run_begins_a_held_out_batch_and_no_other() -> None:
+    hall = Hall("ann")
+    hall.batches.book.start_at((0, 6))
+    hall.desk.finished, hall.scores.due = True, True
+    hall.batches.advance()
+    assert hall.batches.book.batch is not None and hall.batches.book.batch.held_out
+    hall.batches.book.end_held_out()
+    hall.scores.due = False
+    hall.batches.advance()
+    assert hall.batches.book.batch is None
 
 
 def test_P11_a_round_opens_with_every_microbatch_and_whoever_counted_any() -> None:

@@ -162,8 +162,8 @@ def test_what_is_seen_is_the_connection_and_nothing_that_is_said(hall: Hall) -> 
         assert not reaching.turn(1.0)
         reaching.turn(60.0)
         assert len(reaching._shown) == 1, "the connection to the members' socket stays"
-        reaching.on_tick(TICK, 60.0)  # from the same port to the same sockets, at once
         hall.meetings._seen.clear()
+        reaching.on_tick(TICK, 60.0)  # from the same port to the same sockets, at once
         eventually(lambda: len(hall.meetings._seen.get(key, {})) == 2, "it is seen again")
     finally:
         reaching.close()

@@ -114,6 +114,46 @@ def test_every_second_version_and_the_last_are_due() -> None:
     assert host.shown["version"] == 5 and host.shown["next"] == 5
 
 
+BY_BATCHES = Manifest.model_validate(
+    {
+        "run": {"rounds": 5},
+        "merge": {"policy": "mean"},
+        "pipeline": {"batch": 400, "micro": 8},
+        "eval": {"source": "python-stdlib", "windows": WINDOWS, "every_rounds": 2},
+    }
+)
+
+
+def test_where_members_compute_batches_they_compute_the_loss_together_and_nobody_is_asked() -> None:
+    host, found = Host("ann", manifest=BY_BATCHES), []
+    for version in range(1, 6):
+        host.after_rounds(1)
+        assert not host.mode.on_timer() and host.order("ann") is None
+        due = host.mode.is_evaluated_next()
+        assert bool(host.mode.busy_with(0)) == due, "whoever is finished stays for it"
+        if due:
+            halves = {"x": dict.fromkeys(range(8), 2.0), "y": dict.fromkeys(range(8, WINDOWS), 3.0)}
+            host.mode.on_losses(halves)
+            assert not host.mode.is_evaluated_next()
+            found += [(version, record.loss, record.windows, record.peers) for record in host.evaluated()]
+    assert found == [(version, 2.5, WINDOWS, ("x", "y")) for version in (2, 4, 5)]
+    assert not Host("ann").after_rounds(2).mode.is_evaluated_next(), "these compute no batches"
+
+
+def test_where_a_held_out_batch_gives_no_loss_people_hear_so_once_and_it_is_not_tried_again() -> None:
+    host, tried = Host("ann", manifest=BY_BATCHES), []
+    for version in range(1, 5):
+        host.after_rounds(1)
+        if host.mode.is_evaluated_next():
+            tried.append(version)
+            host.mode.on_losses({})
+            assert not host.mode.is_evaluated_next()
+    told = [text for _, text in host.core.events if "evaluated" in text]
+    assert tried == [2, 4] and told == [
+        "version 2 is not evaluated: no peer could compute a loss; the logs of peers have the reason"
+    ]
+
+
 def test_version_0_is_not_evaluated_nor_one_whose_digest_is_not_settled() -> None:
     host = Host("ann")
     assert not host.mode.on_timer()
@@ -209,7 +249,7 @@ def test_windows_of_who_goes_are_given_to_others_once() -> None:
 def test_nobody_can_compute_it_and_people_hear_why() -> None:
     host = Host("ann").after_rounds(2)
     host.says_why_not("ann", "no_script")
-    told = "version 2 is not evaluated: 1 peer: the script computes none, or several ranks are one peer"
+    told = "version 2 is not evaluated: 1 peer: the script computes none"
     assert host.notes() == [told]
     assert not host.mode.on_timer(), "not again for this version"
     host.after_rounds(2)

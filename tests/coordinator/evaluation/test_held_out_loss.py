@@ -7,11 +7,12 @@ import struct
 
 import pytest
 
-from farflung.coordinator.evaluation.evaluation import COPIES, LEAST_WINDOWS, dealt, figures_of, losses_of
+from farflung.coordinator.evaluation.evaluation import COPIES, LEAST_WINDOWS, dealt, figures_of
 from farflung.coordinator.evaluation.held_out_loss import MemberLosses, judged
 from farflung.coordinator.modes.registry import Dice
 from farflung.protocol.digests import bits
 from farflung.protocol.limits import NATS_MOST
+from farflung.protocol.mode_words import losses_of
 
 TRUE = {window: 3.0 + 0.1 * window for window in range(16)}
 MEAN = sum(TRUE.values()) / len(TRUE)

@@ -456,7 +456,7 @@ def test_P3_a_round_is_not_late_for_the_time_in_which_the_coordinator_stood_stil
     pass_time(1.0)
     flight = hall.machine.drivers[0].round
     assert flight is not None
-    timeout_s = hall.manifest.round.round_timeout_s
+    opened_at, timeout_s = flight.opened_at, hall.manifest.round.round_timeout_s
     hall.now += 3 * timeout_s
     if wakes_by == "a beat":
         hall.beat(guests[0], version=2, digest=digest, ready=True)
@@ -466,6 +466,7 @@ def test_P3_a_round_is_not_late_for_the_time_in_which_the_coordinator_stood_stil
     assert hall.machine.drivers[0].round is flight, "it has all its time"
     pass_time(12.0)
     assert hall.machine.drivers[0].round is not flight, "and no more"
+    assert flight.opened_at == opened_at, "members trained on: by this their next work is measured (P6)"
 
 
 def test_who_is_not_ready_when_a_round_opens_is_told_why(journal: list[Record]) -> None:

@@ -29,7 +29,13 @@ from farflung.coordinator.rounds.weights import NORMS_LEAST
 from farflung.coordinator.run.core import Core
 from farflung.coordinator.run.effects import Effect, KeepEvidence, Note, Tell, Write
 from farflung.coordinator.run.membership import Member
-from farflung.coordinator.run.round_driver import RETRY_S, WITHHELD_MOST, RoundDriver, SignedResults
+from farflung.coordinator.run.round_driver import (
+    FORGOTTEN_S,
+    RETRY_S,
+    WITHHELD_MOST,
+    RoundDriver,
+    SignedResults,
+)
 from farflung.coordinator.run.status import opens_in_s
 from farflung.protocol.digests import bits, combined, hash_bytes, mask_of, mask_to_bytes
 from farflung.protocol.errors import AbortCause, Excluded, ExclusionCause
@@ -468,6 +474,100 @@ def test_a_helper_need_not_hold_what_a_round_goes_from() -> None:
     flight.rules = replace(flight.rules, helpers=frozenset({cyd.peer}))
     stage.says("cyd", version=-1)
     assert cyd.peer in stage.driver.participants.living and not cyd.told.left_out
+
+
+def of_one_and_one_behind(versions: int) -> Stage:
+    """Ann alone has made so many versions while bob still has an old one, and is ready again."""
+    manifest = MANIFEST.model_copy(update={"run": MANIFEST.run.model_copy(update={"min_peers": 1})})
+    stage = Stage(manifest=manifest)
+    goes_on(stage, versions)
+    return stage
+
+
+def goes_on(stage: Stage, version: int) -> None:
+    """Without bob."""
+    stage.driver.round = None
+    stage.driver.book.version = version
+    stage.driver.book.digests[version] = hash_bytes(b"0")
+    stage.beats("ann", ready=True, version=version)
+    stage.says("bob", version=0)
+
+
+def waits(stage: Stage, after_s: float = 0.0) -> bool:
+    stage.core.now += after_s
+    stage.driver.maybe_open()
+    return stage.driver.round is None
+
+
+@pytest.mark.parametrize(("versions", "due"), [(1, True), (2, True), (3, True), (4, False)])
+def test_whoever_is_alone_waits_for_one_that_a_few_results_bring_here(versions: int, due: bool) -> None:
+    stage = of_one_and_one_behind(versions)
+    assert waits(stage) == due
+    whom = "inner steps: 1 of 2 ready" if versions == 1 else "waiting for bob, a few versions behind"
+    assert not due or stage.driver.reason == f"{whom}, at most 30.0 s more"
+
+
+@pytest.mark.parametrize("flaw", ["without_data", "leaving"])
+def test_nobody_waits_for_one_that_could_take_no_part(flaw: str) -> None:
+    stage = of_one_and_one_behind(2)
+    bob = stage.member("bob")
+    if flaw == "leaving":
+        assert bob.beat is not None
+        bob.beat = structs.replace(bob.beat, leaving=True)
+    else:
+        bob.without_data = True
+    assert not waits(stage)
+
+
+def test_a_member_is_waited_for_no_longer_than_a_deadline_until_it_is_here() -> None:
+    stage = of_one_and_one_behind(2)
+    assert waits(stage) and waits(stage, 20.0)
+    stage.member("ann").standings[0].ready_since = stage.core.now
+    assert waits(stage, 5.0)
+    assert not waits(stage, 5.0), "although ann became ready only now"
+    goes_on(stage, 3)
+    assert not waits(stage)
+    goes_on(stage, 2)
+    of_ann = stage.driver.beat_of(stage.member("ann"))
+    assert of_ann is not None
+    stage.driver.book.shown[2] = stage.driver.agreement.has_shown(of_ann)
+    stage.says("bob", version=2)
+    assert stage.member("bob").standings[0].verified
+    goes_on(stage, 4)
+    stage.says("bob", version=2)
+    assert not stage.member("bob").standings[0].verified and waits(stage), "its line is not too slow"
+
+
+def test_who_comes_when_others_have_waited_for_long_gets_its_time_too() -> None:
+    stage = of_one_and_one_behind(5)
+    stage.core.now += 28.0
+    stage.says("bob", version=3)
+    assert waits(stage)
+    assert not waits(stage, 2.0), "that is the deadline of the round"
+    stage.driver.round = None
+    stage.beats("ann", ready=True, version=5)
+    assert waits(stage, 1.0)
+
+
+def test_whom_a_run_has_waited_for_gains_no_time_by_coming_back_and_nobody_is_kept_for_ever() -> None:
+    stage = of_one_and_one_behind(2)
+    assert not waits(stage, 31.0)
+    bob = stage.guests["bob"].peer
+    stage.core.members.lose(stage.member("bob"), PeerEvent.SAID_GOODBYE)
+    for after_s, kept in ((60.0, {bob}), (FORGOTTEN_S, set())):
+        stage.driver.round = None
+        stage.beats("ann", ready=True, version=2)
+        assert not waits(stage, after_s) and stage.driver._near_since.keys() == kept
+
+
+def test_two_that_are_ready_do_not_wait_for_one_that_is_versions_behind() -> None:
+    stage = Stage(3)
+    stage.driver.book.version = 2
+    stage.driver.book.digests[2] = hash_bytes(b"0")
+    for name in ("ann", "bob"):
+        stage.beats(name, ready=True, version=2)
+    stage.says("cyd", version=0)
+    assert not waits(stage)
 
 
 def test_a_round_does_not_wait_longer_than_its_deadline_for_who_is_not_ready() -> None:

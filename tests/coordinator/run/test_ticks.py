@@ -106,7 +106,7 @@ def test_the_oldest_founds_version_0_and_the_others_wait_and_then_fetch_it() -> 
     assert run.goal(bob, -1) == (Goal.WAIT, "ann gives the run its initial state")
     assert run.goal(ann, -1) == (Goal.FOUND, "it gives the run its initial state")
     assert run.goal(ann, 0) == (Goal.TRAIN, "it founded version 0")
-    assert run.goal(bob, -1) == (Goal.SYNC, "it holds version -1, the run is at 0")
+    assert run.goal(bob, -1) == (Goal.SYNC, "it holds no version yet, the run is at 0")
     assert run.goal(bob, 0) == (Goal.TRAIN, "starting"), "the driver says what is waited for"
     assert [each for each in run.written if not isinstance(each, Admitted)] == [
         Genesis(

@@ -26,6 +26,17 @@ def test_it_tells_the_share_and_the_donors_and_then_the_end() -> None:
     assert said[1:] == ["the model is here after 4.0 s: 3.0kB from amber-fox, 1.0kB from dusty-elk"]
 
 
+def test_what_takes_long_is_told_with_what_is_left() -> None:
+    said: list[str] = []
+    fetching = Fetching(lambda text, routine=False, **facts: said.append(text))
+    fetching.expect(10)
+    for chunk in range(10):
+        fetching.came("a", chunk, 1000)
+        fetching.taken(chunk, 10.0 * chunk)
+    assert said[0] == "downloading the model: 20%, about 80 s left, 2.0kB from a"
+    assert said[-1] == "downloading the model: 100%, 10.0kB from a"
+
+
 def test_what_is_quick_is_not_told() -> None:
     said: list[str] = []
     fetching = Fetching(lambda text, routine=False, **facts: said.append(text))

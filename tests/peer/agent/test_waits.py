@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from farflung.checkpoints.checked_chunks import NO_VERSION
 from farflung.peer.agent.waits import NamedWait, WaitCause, WaitLines, Waits, wait_of
 from farflung.peer.machine.handshake import HandshakeState
 from farflung.protocol.states import Goal
@@ -24,6 +25,7 @@ def machine(
     joined: bool = True,
     reads: bool = False,
     want: int = 0,
+    version: int = NO_VERSION,
     **training: object,
 ) -> Any:
     """A peer machine, as far as its wait depends on it."""
@@ -34,11 +36,12 @@ def machine(
         "loading": False,
     }
     usual["waits_for_round"] = training.get("waiting", False)
+    part = SimpleNamespace(replicas={0: SimpleNamespace(held=SimpleNamespace(version=version))})
     member = SimpleNamespace(
         leaving=SimpleNamespace(asked=bool(leaving), reason=leaving),
         tick=SimpleNamespace(goal=goal, reason=reason) if goal is not None else None,
         training=SimpleNamespace(**usual | training),
-        joined=SimpleNamespace(disk=SimpleNamespace(reads=reads)) if joined else None,
+        joined=SimpleNamespace(disk=SimpleNamespace(reads=reads), part=part) if joined else None,
     )
     return SimpleNamespace(
         member=member,
@@ -65,6 +68,7 @@ NEW = {"known": False, "offer": False, "joined": False, "goal": None}
         (machine(goal=None), WaitCause.ENTERING, "waiting for the coordinator's first word"),
         (machine(goal=Goal.FOUND), WaitCause.FOUNDING, "giving the run its first weights"),
         (machine(goal=Goal.SYNC), WaitCause.FETCHING, "downloading the model: 43%"),
+        (machine(goal=Goal.SYNC, version=31, reason="it holds 31"), WaitCause.BEHIND, "it holds 31"),
         (machine(goal=Goal.WAIT, reason="nobody has it"), WaitCause.TOLD, "nobody has it"),
         (machine(goal=Goal.WAIT, reads=True, reason="nobody has it"), WaitCause.READING, "from a disk"),
         (machine(goal=Goal.ALONE, reason="the host paused it"), WaitCause.TOLD, "the host paused it"),

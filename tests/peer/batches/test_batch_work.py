@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from farflung.peer.batches.batch_work import BatchWork
 from farflung.peer.local.words import FreezeSums, Frozen, Grants, MicrobatchCounted, Unusable
 from farflung.peer.machine.effects import TellTrainer
 from farflung.protocol.digests import mask_from_bytes, mask_of, mask_to_bytes
-from farflung.protocol.mode_words import BatchTick
+from farflung.protocol.mode_words import BatchTick, losses_of
 
 DUE = BatchTick(3, 0, 0, 16, 8, 5, ((0, 2),), False)
 
@@ -72,6 +74,39 @@ def test_P11_with_another_seat_the_sums_are_void() -> None:
     work.on_load(3)
     [grants] = told(work)
     assert isinstance(grants, Grants) and work.beat(True).seat == 6
+
+
+def test_the_losses_of_a_held_out_batch_are_told_in_the_order_of_the_mask() -> None:
+    work = BatchWork()
+    work.on_load(3)
+    work.on_tick(replace(DUE, granted=((0, 3),), held_out=True))
+    [grants] = told(work)
+    assert isinstance(grants, Grants) and grants.held_out
+    for micro, loss in ((2, 2.5), (0, 0.5)):
+        work.on_counted(MicrobatchCounted(version=3, micro=micro, tokens=4, loss=loss), 12.0)
+    said = work.beat(True)
+    assert mask_from_bytes(said.counted) == 0b101 and losses_of(said.losses, 2) == (0.5, 2.5)
+    work.on_load(3)
+    told(work)
+    work.on_counted(MicrobatchCounted(version=3, micro=1, tokens=4, loss=1.5), 13.0)
+    assert losses_of(work.beat(True).losses, 1) == (1.5,), "sums and losses end together"
+
+
+def test_a_seat_ends_with_a_held_out_batch_though_no_other_begins() -> None:
+    work = BatchWork()
+    work.on_load(3)
+    work.on_tick(replace(DUE, held_out=True))
+    assert work.on_tick(None) and work.seat == 0, "its sums are of no use"
+    assert not work.on_tick(None)
+    other = seated()
+    assert not other.on_tick(None) and other.seat == 5
+
+
+def test_of_other_batches_no_losses_are_told() -> None:
+    work = seated()
+    told(work)
+    work.on_counted(counted(0), 12.0)
+    assert work.beat(True).losses == b""
 
 
 def test_a_dead_trainer_is_told_of_at_once() -> None:

@@ -17,7 +17,7 @@ from farflung.peer.builtin.llama import LOGIT_ROWS, Llama, Past, continued, eval
 from farflung.peer.trainer.layout import ModelLayout
 from farflung.protocol.errors import UserError
 from farflung.protocol.manifest import ModelSection
-from farflung.protocol.model_schema import PRESETS, hf_config, tensors_of, values_by_part, values_of
+from farflung.protocol.model_schema import PRESETS, config_for_hf, tensors_of, values_by_part, values_of
 
 SMALL = ModelSection(layers=2, width=32, heads=2, context=16)
 SHAPES = {
@@ -225,7 +225,7 @@ def test_a_text_ends_where_a_document_does() -> None:
 
 def theirs(sizes: ModelSection, values: dict[str, Tensor]) -> Any:
     transformers = pytest.importorskip("transformers")
-    config = transformers.AutoConfig.for_model(**hf_config(sizes))
+    config = transformers.AutoConfig.for_model(**config_for_hf(sizes))
     model = transformers.AutoModelForCausalLM.from_config(config)
     lacking, foreign = model.load_state_dict(values, strict=False)
     assert (set(lacking) <= {"lm_head.weight"}, foreign) == (True, [])
@@ -271,7 +271,7 @@ def test_greedy_text_is_that_of_transformers_own() -> None:
             for parameter in mine.parameters():
                 parameter.mul_(3.0)
         theirs = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**hf_config(sizes))
+            transformers.AutoConfig.for_model(**config_for_hf(sizes))
         )
         theirs.load_state_dict(mine.state_dict())
         ids = rows(sizes, 1)[:, :4]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from farflung.peer.builtin.llama import Llama
-from farflung.peer.builtin.micro_batches import MicroBatches
+from farflung.peer.builtin.named_model import MicroBatches
 from farflung.peer.builtin.sizes import STEP_SHARE, StepShape, shape_here, shape_of_step, step_bytes
 from farflung.peer.footprint import FreeMemory, MemoryRules
 from farflung.protocol.errors import UserError

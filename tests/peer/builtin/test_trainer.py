@@ -45,7 +45,7 @@ def test_a_run_that_can_not_fit_is_refused_in_a_line_before_anything_is_made(
     connection = SimpleNamespace(manifest=manifest, abandon=lambda: given_up.append(True))
     monkeypatch.setattr(trainer, "connect", lambda: connection)
     monkeypatch.setattr(trainer, "room_on", lambda device: FreeMemory(None, 64e9))
-    for module, name in ((trainer, "Llama"), (trainer, "made_by_first"), (corpus, "load_corpus")):
+    for module, name in ((trainer, "model_of"), (trainer, "made_by_first"), (corpus, "load_corpus")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("something was made"))
     assert trainer.main([]) == 2 and given_up == [True]
     said = capsys.readouterr().err

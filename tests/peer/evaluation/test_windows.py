@@ -161,7 +161,7 @@ def test_bits_beyond_the_windows_are_not_computed(tmp_path: Path) -> None:
 
 
 def test_without_eval_there_is_nothing_to_compute() -> None:
-    assert made(Manifest(), "", Rows()) is None
+    assert made(Manifest(), "", Rows(), lambda mine: [mine]) is None
 
 
 def test_the_losses_of_rows_are_those_of_the_built_in_model_one_by_one() -> None:
@@ -173,3 +173,13 @@ def test_the_losses_of_rows_are_those_of_the_built_in_model_one_by_one() -> None
             model.losses(rows), torch.stack([model.loss(row[None]) for row in rows]), atol=1e-6
         )
         assert model.losses(rows).mean().item() == pytest.approx(model.loss(rows).item(), abs=1e-6)
+
+
+def test_where_one_of_several_ranks_can_not_read_the_text_none_computes(tmp_path: Path) -> None:
+    losses, said = Rows(), [b"", ScoreCause.UNREADABLE.encode()]
+    text = HeldOutText(manifest(), str(folder(tmp_path, 20)), losses, lambda mine: [mine, said[1]])
+    assert ask(text, 0).why_not == ScoreCause.UNREADABLE and losses.sizes == []
+    said[1] = b""
+    assert len(nats(ask(text, 0))) == 1
+    lacks = HeldOutText(manifest(), "", losses, lambda mine: [mine, b""])
+    assert ask(lacks, 0).why_not == ScoreCause.UNREADABLE

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from farflung.peer.local.words import Attach, FromTrainer, Frozen
+from farflung.peer.local.words import Attach, FromTrainer, Frozen, Score, Scored
+from farflung.protocol.digests import mask_to_bytes
+from farflung.protocol.errors import ScoreCause
 from farflung.protocol.manifest import Manifest
 from rig.lonely_agent import LonelyAgent, close_all
 from rig.nursery import Nursery
@@ -85,11 +88,17 @@ class Outcome:
 
 
 def played(
-    nursery: Nursery, folder: Path, mode: str, ranks: int = 1, batch: int = 4, **sections: Any
+    nursery: Nursery,
+    folder: Path,
+    mode: str,
+    ranks: int = 1,
+    batch: int = 4,
+    score: Score | None = None,
+    **sections: Any,
 ) -> Outcome:
-    agent = LonelyAgent(Manifest.model_validate({**SMALL, **sections}), ROUNDS)
+    agent = LonelyAgent(Manifest.model_validate({**SMALL, **sections}), ROUNDS, score)
     out = folder / f"{mode}.{ranks}"
-    environ = {"FARFLUNG_AGENT": str(agent.folder), "ISLAND_WATCH": "1"}
+    environ = {"FARFLUNG_AGENT": str(agent.folder), "ISLAND_WATCH": "1", "FARFLUNG_DATA": str(folder)}
     port = next(free_ports())
     children = []
     for rank in range(ranks):
@@ -297,3 +306,54 @@ def test_no_thread_of_our_group_is_left_when_python_ends(
     said = [each.communicate()[1] for each in children]
     assert [each.wait() for each in children] == [0, 0], said
     assert all("left 0\n" in each and "Error" not in each for each in said), said
+
+
+# ---- the held-out loss
+
+EVALUATED: dict[str, Any] = {
+    "data": {**SMALL["data"], "source": "https://127.0.0.1:9/none.bin", "length": 9},
+    "eval": {"source": "https://127.0.0.1:9/held_out.bin", "windows": 16},
+}
+
+
+def scored(nursery: Nursery, folder: Path, mode: str, ranks: int = 1) -> tuple[Outcome, Scored]:
+    """Asked for while steps are taken from version 0: sixteen windows."""
+    tokens = (np.arange(9 * 40) * 7 % 16).astype(np.uint16)
+    (folder / "held_out").mkdir(exist_ok=True)
+    tokens.tofile(folder / "held_out" / "held_out.bin")
+    score = Score(number=7, versions=(0,), windows=mask_to_bytes((1 << 16) - 1))
+    found = played(nursery, folder, mode, ranks, score=score, **EVALUATED)
+    [said] = [each for each in found.heard if isinstance(each, Scored)]
+    assert_one_peer(found)
+    return found, said
+
+
+@pytest.mark.mode("evaluation")
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [
+        ("ddp-held-same", 2),
+        ("fsdp-held-same", 2),
+        pytest.param("fsdp-nodes-held-same", 2, marks=pytest.mark.hard),
+        pytest.param("tp-fsdp-held-same", 4, marks=pytest.mark.hard),
+    ],
+)
+def test_ranks_compute_the_held_out_loss_of_a_version_together_and_train_on_as_if_they_had_not(
+    nursery: Nursery, tmp_path: Path, mode: str, ranks: int
+) -> None:
+    _, alone = scored(nursery, tmp_path, "tp-held-same" if "tp" in mode else "held-same")
+    found, said = scored(nursery, tmp_path, mode, ranks)
+    expected = np.frombuffer(alone.nats, "<f4")
+    assert len(expected) == 16 and said.why_not == ""
+    assert np.allclose(np.frombuffer(said.nats, "<f4"), expected, atol=1e-5), "that of rank 0"
+    assert all(each["held_out"] == found.seen[0]["held_out"] for each in found.seen), "all have computed"
+    without = played(nursery, tmp_path, mode.replace("-held", ""), ranks)
+    assert torch.equal(found.anchor, without.anchor)
+
+
+@pytest.mark.mode("evaluation")
+def test_where_one_rank_alone_says_what_the_loss_is_none_is_computed(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    _, said = scored(nursery, tmp_path, "ddp-first-same", 2)
+    assert said.why_not == ScoreCause.NO_SCRIPT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ MANIFEST = Manifest.model_validate(
         "round": {"chunk_kb": 1},
         "merge": {"policy": "mean"},
         "pipeline": {"batch": 4, "micro": MICRO},
+        "eval": {"source": "python-stdlib", "windows": 16},
     }
 )
 
@@ -88,11 +90,11 @@ class Agent:
 
 
 class Trainer:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, held_out: Any = None) -> None:
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         self.stage = StageLoop(Stage(0, [self.model]), 5, kind_loss)
-        self.samples = Samples(Rows, ("x",), ("kind",), 5)
+        self.samples = Samples(Rows, ("x",), ("kind",), 5, held_out)
         self.agent, self.gone = Agent(), None
         self.loop = BatchLoop(self.agent, self.model, self.stage, self.samples, MANIFEST, lambda: self.gone)  # type: ignore[arg-type]
         self.shared = SharedState.create(folder, self.loop.layout.total_elements)
@@ -175,6 +177,129 @@ def test_granted_microbatches_are_counted_and_their_mean_gradient_is_frozen(trai
             assert found[name].any()
         else:
             assert torch.equal(found[name], value), name
+
+
+class HeldOutItems:
+    """Thirty-one items, of which sixteen are at even distances."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 31
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        self.read.append(place)
+        return {"x": torch.full((4,), place / 31), "kind": torch.tensor(place % 3)}
+
+
+def held_out_grants(*ranges: tuple[int, int]) -> Grants:
+    return Grants(version=0, epoch=0, start=0, stop=16, count=8, ranges=ranges, held_out=True)
+
+
+def test_a_held_out_microbatch_is_computed_in_eval_mode_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    items = HeldOutItems()
+    trainer = Trainer(tmp_path, held_out=lambda: items)
+    trainer.fill_anchor()
+    before = {name: each.clone() for name, each in trainer.model.named_buffers()}
+    trainer.agent.then = lambda said: (
+        [Stop(code="finished", reason="")] if isinstance(said, MicrobatchCounted) and said.micro == 7 else []
+    )
+    said = trainer.run(load(), held_out_grants((0, 1), (7, 8)))
+    counted = [each for each in said if isinstance(each, MicrobatchCounted)]
+    assert [each.micro for each in counted] == [0, 7] and items.read == [0, 2, 28, 30]
+    assert trainer.model.training
+    model = trainer.model.eval()
+    for each, places in zip(counted, ([0, 2], [28, 30]), strict=True):
+        rows = [items[place] for place in places]
+        x, kinds = torch.stack([row["x"] for row in rows]), torch.stack([row["kind"] for row in rows])
+        assert each.loss == pytest.approx(float(F.cross_entropy(model(x), kinds).detach()), rel=1e-6)
+    assert all(torch.equal(each, before[name]) for name, each in trainer.model.named_buffers())
+    assert trainer.loop.tokens == 0, "that is no progress"
+
+
+class Unreadable(HeldOutItems):
+    def __len__(self) -> int:
+        raise OSError("the shard is away")
+
+
+@pytest.mark.parametrize(
+    ("held_out", "why"),
+    [
+        (None, "[eval] of run.toml wants 16 held-out rows, and farflung.pipeline was given no held_out"),
+        (Unreadable, "OSError: the shard is away"),
+        ([{"x": torch.zeros(4)}] * 3, "[eval] of run.toml wants 16 held-out rows, and there are 3"),
+        (
+            [{"x": torch.zeros(4)}] * 16,
+            "an item of the data set has no 'kind'",
+        ),
+    ],
+)
+def test_held_out_rows_that_are_not_there_stop_nobody_and_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, held_out: Any, why: str
+) -> None:
+    trainer = Trainer(tmp_path, held_out=held_out)
+    trainer.fill_anchor()
+    trainer.agent.then = lambda said: (
+        [Stop(code="finished", reason="")] if isinstance(said, Unusable) and said.micro == 1 else []
+    )
+    said = trainer.run(load(), held_out_grants((0, 2)))
+    unusable = [each for each in said if isinstance(each, Unusable)]
+    assert [each.micro for each in unusable] == [0, 1]
+    assert all(each.problem.startswith(why) for each in unusable), unusable
+    assert sum("no loss is computed here" in line for line in caplog.messages) == 1
+
+
+class OddRows(HeldOutItems):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        row = super().__getitem__(place)
+        if place != 2:
+            return row
+        if self.what == "away":
+            raise OSError("the shard is away")
+        if self.what == "unknown":
+            raise UserError("[eval]: it has token 9, and the vocabulary has 3")
+        return {"x": torch.ones(5 if self.what == "wide" else 4), "kind": torch.tensor(7)}
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("away", "OSError: the shard is away"),
+        ("unknown", "[eval]: it has token 9, and the vocabulary has 3"),
+        ("wide", "stack expects each tensor to be equal size"),
+        ("label", "Target 7 is out of bounds"),
+    ],
+)
+def test_a_row_that_can_not_be_computed_costs_its_microbatch_and_no_trainer(
+    tmp_path: Path, what: str, told: str
+) -> None:
+    """But for a place that can't be read, which is left alone for a while."""
+    trainer = Trainer(tmp_path, held_out=OddRows(what))
+    trainer.fill_anchor()
+    last = Unusable if what == "away" else MicrobatchCounted
+    trainer.agent.then = lambda said: (
+        [Stop(code="finished", reason="")] if isinstance(said, last) and said.micro == 2 else []
+    )
+    said = trainer.run(load(), held_out_grants((0, 3)))
+    unusable = [each for each in said if isinstance(each, Unusable)]
+    assert [each.micro for each in unusable] == ([0, 1, 2] if what == "away" else [0])
+    assert all(told in each.problem for each in unusable)
+    assert all(p.grad is None for p in trainer.model.parameters()), "nothing gets into the next sums"
+
+
+@pytest.mark.parametrize("loss", [-0.5, 2e4, math.inf, math.nan])
+def test_what_is_no_number_of_nats_is_no_held_out_loss(tmp_path: Path, loss: float) -> None:
+    trainer = Trainer(tmp_path, held_out=HeldOutItems())
+    trainer.stage._loss = lambda found, riders: found.sum() * 0.0 + loss
+    trainer.fill_anchor()
+    trainer.agent.then = lambda said: [Stop(code="finished", reason="")] if isinstance(said, Unusable) else []
+    said = trainer.run(load(), held_out_grants((0, 1)))
+    assert "no number of nats from 0 to 10000" in said[-1].problem
 
 
 def test_the_end_loads_the_newest_version_and_forgets_the_sums(trainer: Trainer) -> None:

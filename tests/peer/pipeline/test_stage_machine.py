@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from farflung.peer.local.words import (
     Attach,
@@ -20,10 +21,17 @@ from farflung.peer.local.words import (
     Way,
     WorkDone,
 )
-from farflung.peer.pipeline.machines.stage_machine import StageMachine
-from farflung.peer.pipeline.machines.summing_machine import DropSums, StageWork, SumsEffect, WriteSums
+from farflung.peer.pipeline.machines.stage_machine import StageMachine, local_steps_of
+from farflung.peer.pipeline.machines.summing_machine import (
+    DropSums,
+    LocalStep,
+    StageWork,
+    SumsEffect,
+    WriteSums,
+)
 from farflung.peer.trainer import effects as do
 from farflung.protocol.digests import mask_to_bytes
+from farflung.protocol.manifest import Manifest
 from farflung.protocol.model_schema import ModelSchema
 
 MODEL = ModelSchema((), 4, 1, 1, bytes(32))
@@ -213,3 +221,20 @@ def test_a_word_under_a_gradient_is_a_mistake_of_the_shell() -> None:
 def test_an_agent_that_is_gone_ends_it() -> None:
     assert loaded().machine.on_agent_gone("it ended") == [do.EndWithRefusal("agent", "it ended")]
     assert loaded().hear(Stop(code="left", reason="asked")) == [do.RunOver(stopped=True)]
+
+
+def test_P11_no_step_of_its_own_follows_a_held_out_microbatch() -> None:
+    rules = Manifest.model_validate(
+        {
+            "merge": {"policy": "mean"},
+            "pipeline": {"batch": 4, "stages": 2, "mode": "local", "local_micros": 1},
+        }
+    )
+    for held_out in (True, False):
+        player = Player()
+        player.machine = StageMachine(local_steps_of(rules))
+        player.machine.attach(MODEL, 7, (0, 1), 64, NEED)
+        player.hear(shared(1), load(5), replace(hand("both", 0), held_out=held_out))
+        assert player.works() == ("both", 0)
+        made = player.machine.on_made(8, 12, 1.0)
+        assert any(isinstance(each, LocalStep) for each in made) != held_out
