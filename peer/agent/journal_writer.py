@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.collectives.round.member import MemberRound
-from farflung.peer.local.words import Attach, FromTrainer, Frozen, LoadState, Logged, ResumeSteps, Scored
+from farflung.peer.local.words import (
+    Attach,
+    Finish,
+    FromTrainer,
+    Frozen,
+    LoadState,
+    Logged,
+    ResumeSteps,
+    Scored,
+)
 from farflung.peer.machine import effects as do
 from farflung.peer.machine.handshake import Me
 from farflung.peer.settings import default_path
@@ -100,8 +109,10 @@ class RoundEvents:
             case do.LeaveMembers():
                 self._log.write("apart")
             case do.TellTrainer(message=LoadState() as load):
-                what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
-                self._log.write("load", fragment=load.fragment, version=load.version, **what)
+                self._on_load(load)
+            case do.TellTrainer(message=Finish(loads=loads)):
+                for load in loads:
+                    self._on_load(load)
             case do.Serve(to=to, kind=Kind.MANIFEST, version=version, fragment=fragment):
                 self._on_serve(to, version, fragment, machine.member)
             case do.TellTrainer(message=ResumeSteps(fragment=fragment)):
@@ -110,6 +121,10 @@ class RoundEvents:
                 self._log.write("restoring")
             case do.Note(text=text):
                 self._log.write("note", text=text)
+
+    def _on_load(self, load: LoadState) -> None:
+        what = {"keep": load.keep, "steps": load.steps, "tokens": load.tokens}
+        self._log.write("load", fragment=load.fragment, version=load.version, **what)
 
     def _on_sent(self, sent: Sent, member: MemberMachine) -> None:
         replica = member.part.replica_of_round(sent.round_no) if member.part is not None else None

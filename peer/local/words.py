@@ -187,7 +187,6 @@ class LoadState(_Local, frozen=True, kw_only=True, tag="load"):
     steps: int
     spare: int  # the slot to freeze into next
     fragment: int = 0
-    last: bool = False  # drop: the run is over, and `Finish` follows; no step is to be taken in between
 
 
 class ResumeSteps(_Local, frozen=True, kw_only=True, tag="resume"):
@@ -270,7 +269,10 @@ class Score(_Local, frozen=True, kw_only=True, tag="score"):
 
 
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):
+    """The run is over.  All fragments are loaded with the word itself: no step may come in between."""
+
     version: int
+    loads: tuple[LoadState, ...] = ()
 
 
 class Stop(_Local, frozen=True, kw_only=True, tag="stop"):

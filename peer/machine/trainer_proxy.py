@@ -159,8 +159,9 @@ class TrainerProxy:
             return []
         self._finish_told = True
         # The script's model is then the run's, without the steps that no round will use any more.
-        drops = [_as_last(effect) for effect in self._drop_all(versions)]
-        return [*drops, TellTrainer(Finish(version=min(versions.values())))]
+        drops = [effect.message for effect in self._drop_all(versions) if isinstance(effect, TellTrainer)]
+        loads = tuple(word for word in drops if isinstance(word, LoadState))
+        return [TellTrainer(Finish(version=min(versions.values()), loads=loads))]
 
     def on_computed(self, forward: Forward) -> bool:
         """Said before it loads what it is told to by now, it may be of another era.  Whether it is the first."""
@@ -171,12 +172,6 @@ class TrainerProxy:
 
     def on_told(self, now: float) -> None:
         """A beat has said all this."""
-
-
-def _as_last(effect: Effect) -> Effect:
-    if isinstance(effect, TellTrainer) and isinstance(effect.message, LoadState):
-        return TellTrainer(msgspec.structs.replace(effect.message, last=True))
-    return effect
 
 
 # ---- leases ------------------------------------------------------------------------------------------------

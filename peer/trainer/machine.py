@@ -121,10 +121,7 @@ class UnmergedWork:
     tokens: int = 0
     steps: int = 0
     spare: int = 0  # the slot to freeze into; the agent names it, since it knows which ones are in use
-    blocked: bool = (
-        False  # frozen, and the agent has not said how to go on; or nothing is to follow but the end
-    )
-    at_end: bool = False  # the anchor in it is the run's last
+    blocked: bool = False  # frozen, and the agent has not said how to go on
 
     def load(self, load: LoadState) -> None:
         """What the counts are after it: see `Keep` in words.py."""
@@ -138,7 +135,7 @@ class UnmergedWork:
                 self.tokens, self.steps = 0, 0
             case "restore":
                 self.tokens, self.steps = load.tokens, load.steps
-        self.version, self.spare, self.blocked, self.at_end = load.version, load.spare, load.last, load.last
+        self.version, self.spare, self.blocked = load.version, load.spare, False
 
 
 class TrainerMachine:
@@ -218,15 +215,6 @@ class TrainerMachine:
             self._move(TrainerState.OVER)
         return [RunOver(stopped)]
 
-    def _undo_last_steps(self) -> list[Effect]:
-        """The model is the run's at the end, also where a step was taken since the last load."""
-        effects: list[Effect] = []
-        for account in self.accounts:
-            if account.at_end and account.steps:
-                account.tokens, account.steps = 0, 0
-                effects.append(LoadAnchor(account.fragment, account.version, keep="drop", slot=0, steps=0))
-        return effects
-
     # ---- the agent's words
 
     def on_message(self, word: ToTrainer, now: float) -> list[Effect]:
@@ -270,7 +258,8 @@ class TrainerMachine:
                     return [SayWord(Scored(number=number, why_not=ScoreCause.PASSED))]
                 return [ComputeScore(word)]
             case Finish():
-                return [*self._undo_last_steps(), *self._end(now, stopped=False)]
+                loaded = [effect for load in word.loads for effect in self._on_load(load, now)]
+                return [*loaded, *self._end(now, stopped=False)]
             case Stop():
                 return self._on_stop(word, now)
             case _:

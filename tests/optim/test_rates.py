@@ -221,7 +221,7 @@ def test_in_any_run_whoever_joins_begins_at_the_step_of_the_version(schedule: st
         WatchedWorld(
             seed, dataclasses.replace(Scenario.of(seed), schedule=schedule, fragments=fragments, chunks=3)
         ).run()
-    assert Watched.fresh > 3 and Watched.compared > 100
+    assert Watched.fresh > 3 and Watched.compared > 80
 
 
 def test_a_schedulers_count_is_its_own_and_the_rate_the_runs() -> None:

@@ -3,7 +3,8 @@
 rules SCHEDULE STEPS [FIELD=VALUE ...]    makes the machine
 begin               attach, and load version 0 of every fragment: says nothing
 attach              said by the shell
-hear WORD ...       a word of the agent, leases as NUMBER:START-STOP[@UPTO[,UPTO ...]]
+hear WORD ...       a word of the agent, leases as NUMBER:START-STOP[@UPTO[,UPTO ...]];
+                    `Finish version=V fragments=N` loads version V of each
 step [TOKENS]       before, count and heard in one
 count [TOKENS]      a step, and its words are still to come
 heard               they have come
@@ -24,7 +25,7 @@ import msgspec
 
 from farflung.optim.schedule import ScheduleRules
 from farflung.peer.local import words
-from farflung.peer.local.words import LeasesNow, LoadState, ToTrainer
+from farflung.peer.local.words import Finish, LeasesNow, LoadState, ToTrainer
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import NO_LEASED_DATA, TrainerMachine
 from farflung.protocol.messages import Lease
@@ -42,8 +43,15 @@ def word_of(text: str) -> ToTrainer:
             leases=tuple(lease_of(each) for each in given if ":" in each), unsure="unsure" in given
         )
     fields = dict(each.split("=") for each in given)
+    if name == "Finish":
+        version, count = int(fields["version"]), int(fields.get("fragments", 0))
+        return Finish(version=version, loads=tuple(last_load(version, number) for number in range(count)))
     kind = getattr(words, name)
     return msgspec.convert((NUMBERS if name == "LoadState" else {}) | fields, kind, strict=False)  # type: ignore[no-any-return]
+
+
+def last_load(version: int, fragment: int = 0) -> LoadState:
+    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, fragment=fragment)
 
 
 def lease_of(text: str) -> Lease:

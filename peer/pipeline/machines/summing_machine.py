@@ -216,13 +216,19 @@ class SummingMachine(ABC, Generic[Due]):
                 self._frozen = True
                 return self._freeze(slot)
             case Finish():
-                return self._end(stopped=False)
+                return self._finish(word)
             case Stop(code=code, reason=reason):
                 good = code in GOOD_ENDS and self.version != NOT_LOADED
                 return self._end(stopped=True) if good else self._refuse(code, reason)
             case _:
                 self._on_work(word)
         return []
+
+    def _finish(self, word: Finish) -> list[SumsEffect]:
+        effects: list[SumsEffect] = []
+        for load in word.loads:
+            effects += self._load(load)
+        return effects + self._end(stopped=False)
 
     def _on_shared(self, word: Shared) -> list[SumsEffect]:
         return [OpenShared(word)]

@@ -117,7 +117,7 @@ def test_a_coarser_codec_keeps_what_it_loses_from_then_on() -> None:
 
 
 def load(version: int, keep: str = "all") -> LoadState:
-    return LoadState(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=0, last=False, fragment=0)  # type: ignore[arg-type]
+    return LoadState(version=version, keep=keep, slot=0, tokens=0, steps=0, spare=0, fragment=0)  # type: ignore[arg-type]
 
 
 def test_the_period_and_the_runs_step_follow_the_version_that_is_loaded() -> None:

@@ -115,10 +115,13 @@ def test_at_the_end_the_trainer_drops_what_no_round_will_use_and_hears_it_once()
     ann = Ann()
     ann.freezes(0)
     effects = ann.exchange.finish()
-    assert loads(effects) == [(0, 0, "drop"), (1, 0, "drop")]
-    drops = [word for word in told(effects) if isinstance(word, LoadState)]
-    assert [word.last for word in drops] == [True, True], "no step is to be taken before Finish"
-    assert told(effects)[-1] == Finish(version=0) and ann.training.works[0].frozen is None
+    (said,) = told(effects)
+    assert isinstance(said, Finish) and said.version == 0, "one word: no step comes in between"
+    assert [(load.fragment, load.version, load.keep) for load in said.loads] == [
+        (0, 0, "drop"),
+        (1, 0, "drop"),
+    ]
+    assert ann.training.works[0].frozen is None and ann.training.loading
     assert ann.exchange.finish() == []
 
 

@@ -336,8 +336,8 @@ def test_a_finished_run_takes_no_more_part(trainer: Trainer) -> None:
     assert trainer.loop.next_batch(100, 2) == ()
 
 
-def last_load(version: int) -> LoadState:
-    return LoadState(version=version, keep="drop", slot=0, tokens=0, steps=0, spare=0, last=True)
+def finish(version: int) -> Finish:
+    return Finish(version=version, loads=(load(version),))
 
 
 def test_a_trainer_that_waits_at_the_end_of_the_run_takes_no_step_more_and_has_the_runs_model(
@@ -345,19 +345,17 @@ def test_a_trainer_that_waits_at_the_end_of_the_run_takes_no_step_more_and_has_t
 ) -> None:
     trainer = Trainer(tmp_path).attach(load(0))
     anchor = new_anchor(trainer)
-    trainer.freeze(last_load(1), Finish(version=1))
+    trainer.freeze(finish(1))
     assert trainer.loop.finished and trainer.loop.step_count == SYNC_EVERY
     assert holds(trainer, anchor)
 
 
-def test_a_step_between_the_last_load_and_the_end_is_not_in_the_model(tmp_path: Path) -> None:
+def test_a_step_that_no_round_will_use_is_not_in_the_model_at_the_end(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path).attach(load(0))
     anchor = new_anchor(trainer)
-    trainer.channel.will_say(last_load(1))
     trainer.step()
-    assert holds(trainer, anchor) and not trainer.loop.finished
-    trainer.step()
-    trainer.channel.will_say(Finish(version=1))
+    assert not trainer.loop.finished and not holds(trainer, anchor)
+    trainer.channel.will_say(finish(1))
     trainer.step()
     assert trainer.loop.finished and holds(trainer, anchor)
 
@@ -368,7 +366,7 @@ def test_weights_may_be_loaded_again_when_the_run_is_over(tmp_path: Path) -> Non
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     with pytest.raises(UserError, match="as if they had been learned"):
         trainer.model.load_state_dict(weights)
-    trainer.freeze(last_load(1), Finish(version=1))
+    trainer.freeze(finish(1))
     trainer.model.load_state_dict(weights)
 
 

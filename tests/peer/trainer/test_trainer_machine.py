@@ -550,7 +550,7 @@ def test_a_stop_before_the_runs_state_is_here_is_a_refusal() -> None:
     """)
 
 
-def test_between_the_last_load_and_the_end_a_trainer_that_waits_takes_no_step() -> None:
+def test_the_end_loads_all_fragments_at_once_and_a_trainer_that_waits_takes_no_step() -> None:
     check("""
         > rules blocking 1 fragments=2
         > begin
@@ -562,35 +562,41 @@ def test_between_the_last_load_and_the_end_a_trainer_that_waits_takes_no_step() 
                 Frozen slot=0 tokens=10 steps=1 used=[] fragment=1 step=1
             ForgetLoss
             WaitBefore stand='at the barrier'
-        > hear LoadState version=1 keep=drop last=true
+        > hear Finish version=1 fragments=2
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
             SayWord Loaded version=1
-        > hear LoadState version=1 keep=drop last=true fragment=1
             LoadAnchor fragment=1 version=1 keep=drop slot=0 steps=0
             SayWord Loaded version=1 fragment=1
-        > hear Finish version=1
             RunOver stopped=false
         > counts
-            fragment 0 at 1: 0 steps, 0 tokens, spare 0, blocked
-            fragment 1 at 1: 0 steps, 0 tokens, spare 0, blocked
+            fragment 0 at 1: 0 steps, 0 tokens, spare 0
+            fragment 1 at 1: 0 steps, 0 tokens, spare 0
             over, 1 steps in all, waited 0 s
     """)
 
 
-def test_a_step_that_was_under_way_at_the_last_load_is_undone_at_the_end() -> None:
+def test_P7_no_sample_is_read_again_for_steps_that_the_end_drops() -> None:
     check("""
-        > rules blocking 4
+        > rules streaming 8 fragments=2
         > begin
-        > hear LoadState version=1 keep=drop last=true
+        > hear LeasesNow 1:0-64
+        > read 8
+            ReadSamples Span lease=1 epoch=0 start=0 stop=8
+        > step
+            GoOn
+        > hear Finish version=1 fragments=2
             LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
             ForgetLoss
             SayWord Loaded version=1
-        > step 10
-            GoOn
-        > hear Finish version=1
-            LoadAnchor fragment=0 version=1 keep=drop slot=0 steps=0
+            LoadAnchor fragment=1 version=1 keep=drop slot=0 steps=0
+            SayWord Loaded version=1 fragment=1
             RunOver stopped=false
+        > read 8
+        > counts
+            fragment 0 at 1: 0 steps, 0 tokens, spare 0
+            fragment 1 at 1: 0 steps, 0 tokens, spare 0
+            over, 1 steps in all, waited 0 s
     """)
 
 
