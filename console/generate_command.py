@@ -2,17 +2,18 @@
 
 Added to the command line by console/main.py.  The weights come from a checkpoint, or from the memory of a peer of the
 run that is on this machine, which is only read.  The model may be a stranger's, so nothing that it writes moves the
-cursor of a terminal.
+cursor of a terminal.  As a process (`python -m`), it makes words of token ids for the page of a run.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
@@ -31,6 +32,7 @@ PATIENCE_S = 60.0  # for a version that is just arriving
 TOKENS = 100
 BYTES = 256
 TOKENIZER_BYTES_MOST = 64 << 20
+PAGE_CHARS_MOST = 2000  # of each part: a pipe has room for so much, however it is written
 _OF_SCRIPT = "run '{}' trained the model of a script: farflung checkpoint export it, and load it there"
 _NOTHING = "TEXT: expected something to go on from"
 app = typer.Typer(help="Text from a run's model.")
@@ -113,7 +115,8 @@ class Words(NamedTuple):
     ends: frozenset[int]  # of a document
 
 
-def _words(terms: Manifest, tokenizer: Path | None) -> Words:
+def _words(terms: Manifest, tokenizer: Path | None, read: Callable[[str], bytes] | None = None) -> Words:
+    """`read`: what the run's own tokenizer is read with."""
     data, vocab = terms.data, terms.model.vocab
     place, digest = data.tokenizer_place
     if tokenizer is None and not place:
@@ -123,11 +126,9 @@ def _words(terms: Manifest, tokenizer: Path | None) -> Words:
             raise UserError(
                 f"run '{terms.run.name}' learns tokens: name their tokenizer.json with --tokenizer{due}"
             )
-        return Words(
-            lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace"), frozenset()
-        )
+        return Words(lambda text: list(text.encode()), _text_of_bytes, frozenset())
     found = tokenizer or place
-    raw = bytes_of(tokenizer) if tokenizer is not None else _fetched(place)
+    raw = bytes_of(tokenizer) if tokenizer is not None else (read or _fetched)(place)
     _refuse_other(found, raw, digest)
     made = tokenizer_of(found, raw)
     size = made.get_vocab_size(with_added_tokens=True)
@@ -138,6 +139,10 @@ def _words(terms: Manifest, tokenizer: Path | None) -> Words:
         lambda ids: str(made.decode(list(ids), skip_special_tokens=True)),
         frozenset(ids_of(made)),
     )
+
+
+def _text_of_bytes(ids: Sequence[int]) -> str:
+    return bytes(each for each in ids if each < BYTES).decode(errors="replace")
 
 
 def _fetched(place: str) -> bytes:
@@ -159,6 +164,28 @@ def _refuse_other(place: object, raw: bytes, due: str) -> None:
         raise UserError(
             f"{place}: its hash is {found[:16]}..., and that of the run's tokenizer is {due[:16]}..."
         )
+
+
+def for_page(asked: dict[str, Any], kept: BinaryIO) -> list[str]:
+    """What a model was given, and how it went on.  In a process of its own: the tokenizer is a stranger's, and whatever
+    it does to its reader costs the page no more than this text.  `kept`: a file in which it is fetched once."""
+    from farflung.protocol.manifest import Manifest
+
+    terms = Manifest.from_canonical(asked["manifest"].encode())
+
+    def fetched_once(place: str) -> bytes:
+        kept.seek(0)
+        raw = kept.read() or _fetched(place)
+        _refuse_other(place, raw, terms.data.tokenizer_place[1])
+        kept.seek(0)
+        kept.write(raw)
+        kept.flush()
+        return raw
+
+    words = _words(terms, None, fetched_once)
+    given, whole = (words.text_of(ids) for ids in (asked["ids"][: asked["given"]], asked["ids"]))
+    cut = len(given) if whole.startswith(given) else 0
+    return [each[:PAGE_CHARS_MOST] for each in (whole[:cut], whole[cut:])]
 
 
 # ---- weights -----------------------------------------------------------------------------------------------
@@ -217,3 +244,8 @@ def _continued(
     words = BYTES if terms.data.source == "python-stdlib" else terms.model.vocab
     device = best_device() if weights.on_gpu else torch.device("cpu")
     yield from continued(model.eval().to(device), ids, most, temperature, seed, ends, words)
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "r+b", closefd=False) as file:
+        print(json.dumps(for_page(json.load(sys.stdin), file)))

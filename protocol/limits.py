@@ -60,6 +60,7 @@ EVIDENCE_BYTES_MOST = 256 << 20  # of all of these; the newest one is always kep
 
 WINDOWS_MOST = 1024  # of text that is held out: what one peer says of all of them has 4 KB
 NATS_MOST = 1e4  # of one token
+TEXT_GIVEN, TEXT_MADE = 48, 96  # ids of a held-out window, and that a model goes on with
 FIGURES_MOST = 8  # of a script's own, with names of so many characters
 FIGURE_CHARS = 32
 

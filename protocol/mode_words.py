@@ -28,6 +28,8 @@ from farflung.protocol.limits import (
     SEATS_TOLD,
     SHELVED_TAG_BYTES,
     SHELVED_TOLD,
+    TEXT_GIVEN,
+    TEXT_MADE,
     WAYS_MOST,
     WHEREABOUTS_BYTES,
     WINDOWS_MOST,
@@ -187,6 +189,7 @@ class ScoreTick(ModeSection, frozen=True, tag="score"):
     number: Count  # of the order
     versions: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=FRAGMENTS_MAX)]  # of each fragment
     windows: Annotated[bytes, Meta(min_length=1, max_length=WINDOWS_MOST // 8)]  # a mask
+    text: bool = False  # and go on with the text that the first window begins with
 
 
 class ScoreBeat(ModeSection, frozen=True, tag="score"):
@@ -197,6 +200,13 @@ class ScoreBeat(ModeSection, frozen=True, tag="score"):
     nats: Annotated[bytes, Meta(max_length=4 * WINDOWS_MOST)] = b""
     data: Digest = b""  # the fingerprint of what was read
     why_not: ShortReason = ""  # a `ScoreCause`
+    text: Annotated[tuple[Count, ...], Meta(max_length=TEXT_GIVEN + TEXT_MADE)] = ()  # token ids
+
+
+def text_lengths(context: int, row: int) -> tuple[int, int]:
+    """Ids that are given, of a row of so many, and that a model of this context goes on with at most."""
+    given = min(TEXT_GIVEN, max(1, min(context, row) // 2))
+    return given, min(TEXT_MADE, context - given)
 
 
 def losses_of(raw: bytes, count: int) -> tuple[float, ...] | None:

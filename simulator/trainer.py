@@ -29,7 +29,7 @@ from farflung.peer.machine.machine import MemberMachine, PeerMachine
 from farflung.peer.state.outer_state import OuterState
 from farflung.peer.trainer import effects as do
 from farflung.peer.trainer.machine import TrainerMachine
-from farflung.protocol.digests import bits, mask_from_bytes
+from farflung.protocol.digests import bits, hash_bytes, mask_from_bytes
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.frames import Payload
 from farflung.protocol.manifest import Manifest
@@ -352,7 +352,9 @@ class VirtualTrainer:
         if self.host.state.is_torn:
             return Scored(number=word.number, why_not=ScoreCause.PASSED)
         nats = [virtual_loss(self.host.anchor, window) for window in bits(mask_from_bytes(word.windows))]
-        return Scored(number=word.number, nats=struct.pack(f"<{len(nats)}f", *nats), data=self.fingerprint)
+        text = virtual_text(self.host.anchor) if word.text else ()
+        losses = struct.pack(f"<{len(nats)}f", *nats)
+        return Scored(number=word.number, nats=losses, data=self.fingerprint, text=text)
 
     def _freeze(self, freeze: do.Freeze) -> None:
         part = self.parts[freeze.fragment]
@@ -370,6 +372,11 @@ class VirtualTrainer:
 def virtual_loss(anchor: Tensor, window: int) -> float:
     """Of these values alone: others have another loss."""
     return 2.0 + math.sin(float(anchor.double().sum()) * 1e3) + 0.1 * window
+
+
+def virtual_text(anchor: Tensor) -> tuple[int, ...]:
+    """As `virtual_loss`."""
+    return (1, 2, *hash_bytes(anchor.numpy().tobytes()))
 
 
 def initial_values(peer: str, elements: int) -> Tensor:

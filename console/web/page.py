@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from farflung.console.web.public import Leader, Person, PublicHeldOut, PublicStage, PublicStatus
+from farflung.console.web.public import Leader, Person, PublicHeldOut, PublicStage, PublicStatus, PublicText
 from farflung.protocol.caps import duration, si
 
 # ---- chart -------------------------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ def parts_of(seen: PublicStatus) -> dict[str, str]:
         "progress": _progress(seen),
         "tiles": _tiles(seen),
         "curve": f'<div id="curve">{chart(seen.curve, seen.held_out.curve if seen.held_out else ())}</div>',
+        "written": _written(seen.written),
         "here": f'<p id="here" class="dim">{escape(_here(seen))}</p>',
         "foot": _foot(seen),
     }
@@ -210,6 +211,7 @@ def page_of(seen: PublicStatus, parts: Mapping[str, str], number: str, url: str,
             parts["progress"],
             parts["tiles"],
             _section("loss", "Loss", parts["curve"], "wide"),
+            parts["written"],
             _stages(seen, parts),
             f'<div class="columns">{_people(seen, parts)}<div>{_join(seen, url)}{_leaders(parts)}</div></div>',
             f"</main>{parts['foot']}",
@@ -287,6 +289,15 @@ def _held_out(seen: PublicHeldOut) -> tuple[str, str, str]:
     ]
     by = "one peer's word" if seen.peers == 1 else f"by {seen.peers:,} peers"
     return "Held out", loss_words(seen.loss), f"{at}, {by}; {', '.join(more)}" if more else f"{at}, {by}"
+
+
+def _written(text: PublicText | None) -> str:
+    if text is None:
+        return '<div id="written" hidden></div>'
+    by = f"{text.peers:,} peers say the same" if text.peers > 1 else "one peer's word"
+    told = f'<p class="dim">From the first words of a held-out text, at round {text.version:,.0f}; {by}.</p>'
+    words = f'<pre class="words"><span>{escape(text.began)}</span>{escape(text.went_on)}</pre>'
+    return f'<div id="written">{_section("writes", "What it writes", told + words, "wide")}</div>'
 
 
 def _tokens(count: float) -> str:

@@ -2,19 +2,25 @@
 
 Started by page_keeper.py with a bound socket; it ends with the coordinator.  It holds no key of the run, its memory is
 capped, and it yields to the coordinator; whatever its viewers do to it, the coordinator is asked for one status in a
-while, and for fewer where nobody looks.
+while, and for fewer where nobody looks.  A text of the model comes as token ids, of which another process makes words.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from collections.abc import Mapping
+from contextlib import closing
 from importlib import resources
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -28,7 +34,8 @@ from farflung.console.web.requests import ICON as ICON_KIND
 from farflung.console.web.server import Asset, Edition, PageServer
 from farflung.protocol.errors import FarflungError
 from farflung.protocol.join_url import Address, JoinUrl
-from farflung.protocol.limits import ADDRESSES_MOST
+from farflung.protocol.limits import ADDRESSES_MOST, PROTOCOL_VERSION, TEXT_GIVEN, TEXT_MADE
+from farflung.protocol.messages import Challenge, Knock
 from farflung.protocol.process import log_lines
 from farflung.protocol.process.child import Channel, Listening, live, serve_parent
 
@@ -39,6 +46,8 @@ UNSEEN_AFTER_S = 30.0
 FETCH_S = 5.0
 SILENT_S = 8.0  # without an answer for so long, the page says that it is old
 NICE = 10
+# What makes words of ids, how long it may take, and how much it may say: a pipe holds as much.
+WORDS_MODULE, WORDS_WITHIN_S, WORDS_BYTES = "farflung.console.generate_command", 60.0, 64 * 1024
 
 log = logging.getLogger("farflung.page")
 
@@ -91,6 +100,85 @@ def assets() -> tuple[dict[str, Asset], str]:
     }, version
 
 
+class TextReader:
+    """Of the newest text in the status.  The run's host named the tokenizer, and its members the ids."""
+
+    def __init__(self, run: str, client: StatusClient, kept: IO[bytes]) -> None:
+        """`kept`: a file without a name, in which the tokenizer is fetched once."""
+        self._run, self._client, self._kept = run, client, kept
+        self._manifest = ""
+        self._sample: Mapping[str, Any] = {}  # that is being read, or was
+        self._reader: subprocess.Popen[bytes] | None = None
+        self._until = 0.0
+        self._found: Record = {}
+
+    def look(self, status: Record) -> Record:
+        """What is known by now: words take a moment."""
+        told = status.get("held_out")
+        sample = told.get("sample") if isinstance(told, Mapping) else None
+        if self._reader is not None:
+            self._see()
+        elif isinstance(sample, Mapping) and sample != self._sample and _is_text(sample.get("ids")):
+            self._begin(sample)
+        return {"written": self._found} if self._found and sample else {}
+
+    def _begin(self, sample: Mapping[str, Any]) -> None:
+        if not self._manifest:
+            knock = Knock(protocol=PROTOCOL_VERSION, run=self._run)
+            self._manifest = self._client.ask(knock, Challenge, FETCH_S).manifest.decode()
+        self._sample = sample
+        asked = {
+            "manifest": self._manifest,
+            "ids": self._sample["ids"],
+            "given": round(number(self._sample, "given")),
+        }
+        self._until = time.monotonic() + WORDS_WITHIN_S
+        with tempfile.TemporaryFile() as question:
+            question.write(json.dumps(asked).encode())
+            question.seek(0)
+            kept = self._kept.fileno()
+            self._reader = subprocess.Popen(
+                [sys.executable, "-m", WORDS_MODULE, str(kept)],
+                stdin=question,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(kept,),
+            )
+
+    def _see(self) -> None:
+        assert self._reader is not None and self._reader.stdout is not None
+        if self._reader.poll() is None and time.monotonic() < self._until:
+            return
+        self._end()
+        with self._reader.stdout as answer:
+            said = b"" if self._reader.returncode else answer.read(WORDS_BYTES)
+        self._reader = None
+        try:
+            given, made = json.loads(said)
+        except ValueError:
+            log.warning(
+                "the page: no words were made of a text of the model: can its tokenizer be read here?"
+            )
+        else:
+            self._found = {**self._sample, "began": given, "went_on": made}
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader.kill()
+            self._reader.wait()
+
+    def close(self) -> None:
+        self._end()
+
+
+def _is_text(ids: object) -> bool:
+    """Of a coordinator: it may be of another version, or be taken over."""
+    listed = ids if isinstance(ids, list) else []
+    return 0 < len(listed) <= TEXT_GIVEN + TEXT_MADE and all(
+        type(each) is int and 0 <= each < 1 << 32 for each in listed
+    )
+
+
 class Looking:
     """The thread that looks at the run and publishes what it sees."""
 
@@ -112,17 +200,23 @@ class Looking:
 
     def _look(self) -> None:
         status: dict[str, Any] = {}
+        written: Record = {}
         heard_at = time.monotonic()
-        with StatusClient(self._ask) as client:
+        with (
+            StatusClient(self._ask) as client,
+            tempfile.TemporaryFile() as kept,
+            closing(TextReader(self._ask.run, client, kept)) as texts,
+        ):
             while not self._stop.is_set():
                 try:
                     status, heard_at = client.fetch(FETCH_S), time.monotonic()
+                    written = texts.look(status)
                 except FarflungError as error:
                     log.debug("the page: %s", error)
                 silent_s = time.monotonic() - heard_at
                 if status:
                     old = {"unanswered_s": silent_s} if silent_s >= SILENT_S else {}
-                    self._server.publish(self._press.edition(status | old))
+                    self._server.publish(self._press.edition({**status, **old, **written}))
                 self._wait(number(status, "alive"))
 
     def _wait(self, members: float) -> None:

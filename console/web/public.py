@@ -19,6 +19,7 @@ PEOPLE_SHOWN = 60
 LEADERS_SHOWN = 25
 STAGES_SHOWN = 64
 NAME_CHARS = 40
+TEXT_CHARS = 2000
 _ID_CHARS = 4  # of an id, where two have the same name
 _ADMISSIONS = ("open", "token", "allowlist")
 
@@ -108,6 +109,16 @@ class PublicHeldOut:
 
 
 @dataclass(frozen=True)
+class PublicText:
+    """By the model, from the beginning of a text that nobody learns from."""
+
+    version: float
+    began: str
+    went_on: str
+    peers: int  # that say so
+
+
+@dataclass(frozen=True)
 class PublicStatus:
     run: str
     software: str
@@ -126,6 +137,7 @@ class PublicStatus:
     needs_script: bool  # peers bring the run's own training script
     curve: tuple[tuple[float, float], ...]  # (version, loss)
     held_out: PublicHeldOut | None
+    written: PublicText | None
     people: tuple[Person, ...]
     leaders: tuple[Leader, ...]
     stages: tuple[PublicStage, ...]
@@ -166,6 +178,7 @@ def shown(status: Record) -> PublicStatus:
         needs_script=status.get("needs_script") is True,
         curve=_points(status) or _points_of_rounds(status),
         held_out=_held_out(status),
+        written=_written(status),
         people=_people(members),
         leaders=_leaders(status),
         stages=_stages(status),
@@ -254,6 +267,19 @@ def _held_out(status: Record) -> PublicHeldOut | None:
         len(peers) if isinstance(peers, list) else 0,
         _points(told),
     )
+
+
+def _written(status: Record) -> PublicText | None:
+    told = status.get("written")
+    if not isinstance(told, Mapping) or (version := known(told, "version")) is None:
+        return None
+    peers = round(number(told, "peers"))
+    return PublicText(version, _text(told.get("began")), _text(told.get("went_on")), peers)
+
+
+def _text(said: object) -> str:
+    lines = said[:TEXT_CHARS].expandtabs(4).split("\n") if isinstance(said, str) else []
+    return "\n".join(clean(line, TEXT_CHARS) for line in lines)
 
 
 def _names(entries: list[Record]) -> list[str]:

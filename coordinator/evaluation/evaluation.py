@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farflung.coordinator.evaluation.held_out_loss import HeldOutLoss, MemberLosses, judged
+from farflung.coordinator.evaluation.held_out_loss import HeldOutLoss, MemberLosses, agreed_text, judged
 from farflung.coordinator.ledger.ledger import Ledger
 from farflung.coordinator.ledger.ledger import LedgerPart as Part
 from farflung.coordinator.ledger.pace import TOLD_DIGITS, LossCurve
@@ -28,7 +28,7 @@ from farflung.coordinator.run.round_driver import RoundDriver
 from farflung.protocol.digests import bits, mask_of, mask_to_bytes
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.messages import Beat, OfTick
-from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick, losses_of
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick, losses_of, text_lengths
 from farflung.protocol.round_words import section
 
 COPIES = 3  # members that compute the same window, where there are so many
@@ -36,6 +36,7 @@ LEAST_WINDOWS = 4  # of who computes any: each time a model is copied there and 
 RECENT = 16  # figures that are known, besides the curve
 DRAWS_MOST = 2  # a window that nobody answers for is given to others once
 WAIT_BEATS = 2.0  # for members that are just taking the version; and for answers that are on their way
+TEXT_EVERY_S = 200.0  # a text takes a member up to 2 s
 PERPLEXITY_NATS_MOST = 50.0  # above, a perplexity says nothing
 
 
@@ -55,6 +56,8 @@ class Evaluated(Record, frozen=True, kw_only=True, tag="evaluated"):
     peers: tuple[str, ...]  # who counts
     outvoted: dict[str, str]  # who does not, and why
     means: dict[str, float]  # of each that counts, over its own windows
+    text: tuple[int, ...] = ()  # token ids: how the first window begins, and how the model goes on,
+    text_by: int = 0  # as so many say
 
 
 RECORDS = (Evaluated,)
@@ -66,15 +69,19 @@ class Evaluations(Part):
         default_factory=list
     )  # the newest last: the run may go back to one of these
     curve: LossCurve = field(default_factory=LossCurve)
+    written: Evaluated | None = None  # the newest with a text
 
     def apply(self, record: Record, ledger: Ledger) -> None:
         match record:
             case Evaluated():
                 self.recent = [*self.recent[1 - RECENT :], record]
                 self.curve.add(record.version, ledger.totals.tokens, record.loss)
+                self.written = record if record.text else self.written
             case RolledBack(versions=versions):
                 self.curve.forget_after(min(versions))
                 self.recent = [each for each in self.recent if each.version <= min(versions)]
+                if self.written is not None and self.written.version > min(versions):
+                    self.written = None
             case _:
                 pass
 
@@ -106,6 +113,8 @@ class Evaluating:
     answered: set[str] = field(default_factory=set)  # of these
     said: dict[str, MemberLosses] = field(default_factory=dict)
     why_not: dict[str, ScoreCause] = field(default_factory=dict)
+    writers: frozenset[str] = frozenset()  # who is to write a text, in the first draw
+    texts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     moved_on_at: float = math.inf  # the next version was committed
 
     def draw(self, peers: Sequence[str], windows: Collection[int], dice: Dice) -> None:
@@ -125,6 +134,8 @@ class Evaluating:
         if nats is None:
             self.why_not[peer] = ScoreCause.ODD_LOSSES
             return
+        if peer in self.writers and said.text:
+            self.texts[peer] = said.text
         before = self.said.get(peer, MemberLosses(said.data))
         self.said[peer] = MemberLosses(
             said.data, {**before.nats, **dict(zip(bits(share), nats, strict=True))}
@@ -177,6 +188,7 @@ class Evaluation(LossMode):
         self._figures: dict[str, dict[str, float]] = {}  # of members' scripts
         self._settled: tuple[int, int, float] = 0, 0, 0.0  # era and version that may be due, and since when
         self._told_causes: frozenset[ScoreCause] = frozenset()  # by which nobody could compute anything last
+        self._text_at = -math.inf  # when one was asked for last
         self._over = 0, 0  # era and version of the one that was looked at last, whatever came of it
 
     @property
@@ -190,7 +202,8 @@ class Evaluation(LossMode):
         now = self._now
         if now is None or peer in now.answered or not (share := now.shares.get(peer, 0)):
             return ()
-        return (ScoreTick(now.number, now.versions, mask_to_bytes(share)),)
+        writes = now.draws == 1 and peer in now.writers
+        return (ScoreTick(now.number, now.versions, mask_to_bytes(share), writes),)
 
     def hear(self, peer: str, beat: Beat) -> None:
         said, own = section(ScoreBeat, beat.sections), section(FiguresBeat, beat.sections)
@@ -254,6 +267,10 @@ class Evaluation(LossMode):
             return False
         self._now = Evaluating(self._versions, core.ledger.eras.number)
         self._now.draw(here, range(core.manifest.eval.windows), self._dice)
+        is_long_ago = core.now - self._text_at >= TEXT_EVERY_S
+        if core.manifest.model.kind and (is_long_ago or core.finished):
+            self._text_at = core.now
+            self._now.writers = frozenset(peer for peer, share in self._now.shares.items() if share & 1)
         return True
 
     @property
@@ -299,6 +316,12 @@ class Evaluation(LossMode):
                 f"version {now.version} is not evaluated: {why or self._why_no_answer}"
             )
             return
+        known = [
+            each
+            for peer, each in now.texts.items()
+            if peer not in found.outvoted and max(each) < core.manifest.model.vocab
+        ]
+        text, text_by = agreed_text(known, len(now.writers))
         core.write(
             Evaluated(
                 version=now.version,
@@ -309,6 +332,8 @@ class Evaluation(LossMode):
                 peers=found.peers,
                 outvoted=dict(found.outvoted),
                 means=dict(found.means),
+                text=text,
+                text_by=text_by,
             )
         )
         for peer, why in found.outvoted.items():
@@ -360,6 +385,14 @@ class Evaluation(LossMode):
                 "peers": [core.name(peer) for peer in newest.peers],
                 "outvoted": {core.name(peer): why for peer, why in newest.outvoted.items()},
                 "text": self._told(newest),
+            }
+        given, _ = text_lengths(core.manifest.model.context, core.manifest.row_tokens)
+        if (written := self._part.written) is not None and len(written.text) > given:
+            told["sample"] = {
+                "version": written.version,
+                "ids": list(written.text),
+                "given": given,
+                "peers": written.text_by,
             }
         return {"held_out": told}
 

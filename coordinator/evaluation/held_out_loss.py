@@ -8,7 +8,7 @@ found, there is no figure.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean, median
@@ -60,6 +60,20 @@ def judged(said: Mapping[str, MemberLosses]) -> HeldOutLoss | None:
         outvoted,
         {peer: fmean(each.nats.values()) for peer, each in counted.items()},
     )
+
+
+def agreed_text(said: Sequence[tuple[int, ...]], asked: int) -> tuple[tuple[int, ...], int]:
+    """As far as more than half of those who were asked say the same, and how many do.  Who says nothing counts against
+    it: else one could wait until it is alone."""
+    found: tuple[int, ...] = ()
+    votes = 0
+    while following := Counter(each[len(found)] for each in said if len(each) > len(found)):
+        [(chosen, count)] = following.most_common(1)
+        if 2 * count <= asked:
+            break
+        found, votes = (*found, chosen), count
+        said = [each for each in said if each[: len(found)] == found]
+    return found, votes
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from farflung.optim.recipes import inner_of
 from farflung.peer.builtin.corpus import windows_of
+from farflung.peer.builtin.llama import continued
 from farflung.peer.builtin.named_model import MicroBatches, model_of
 from farflung.peer.builtin.sizes import StepShape, shape_here
 from farflung.peer.room import best_device, room_on, rules_here
@@ -30,6 +31,7 @@ from farflung.protocol.process.log_lines import Teller
 from farflung.protocol.process.mode_folders import made_by_first
 
 THREADS_VARIABLE = "FARFLUNG_THREADS"
+TEMPERATURE = 0.8  # of the texts that people see
 # Modules of modes whose runs learn in another way than the loop below: `made(manifest)` is what trains then.
 OTHER_WAYS: Final = ("farflung.peer.pipeline.builtin_batches",)
 
@@ -76,9 +78,13 @@ def train(out: Path | None) -> None:
         with precise():
             return model.losses(rows.to(device))
 
+    def writes(ids: list[int], most: int) -> Iterator[int]:
+        # In fp32, whatever it is trained in: so machines of more kinds write the same.
+        return continued(model, ids, most, TEMPERATURE, seed=0)
+
     micros = MicroBatches(model, shape, precise, Teller.from_environment("trainer"))
     micros.tell(manifest.data.batch)
-    with connection.join(model.module, optimizer, losses) as run:
+    with connection.join(model.module, optimizer, losses, writes) as run:
         rate = LambdaLR(run.optimizer, run.lr_lambda())
         for batch in run.batches(data, pin=device.type == "cuda"):
             loss = micros.backward(batch.to(device, non_blocking=True))

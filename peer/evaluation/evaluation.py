@@ -88,7 +88,7 @@ class PeerEvaluation(PeerMode):
         elif word.why_not or len(word.nats) != 4 * count:
             self._answer = ScoreBeat(word.number, why_not=ScoreCause.of(word.why_not))
         else:
-            self._answer = ScoreBeat(word.number, word.nats, word.data)
+            self._answer = ScoreBeat(word.number, word.nats, word.data, text=word.text)
         return TrainerSaid([], beat=True)
 
     # ---- what the trainer is asked ---------------------------------------------------------------------------
@@ -106,7 +106,8 @@ class PeerEvaluation(PeerMode):
             return []
         questions.ask(order, now)
         self._proxy.away = True
-        return [TellTrainer(Score(number=order.number, versions=order.versions, windows=order.windows))]
+        asked = Score(number=order.number, versions=order.versions, windows=order.windows, text=order.text)
+        return [TellTrainer(asked)]
 
     def _is_here(self, versions: tuple[int, ...]) -> bool:
         held = [each.held for each in self._part.replicas.values()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from farflung.protocol.digests import bits, mask_from_bytes
 from farflung.protocol.errors import ScoreCause, StoreError, UserError
 from farflung.protocol.limits import NATS_MOST
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import text_lengths
 
 log = logging.getLogger(__name__)
 
 READ_AGAIN_S = 300.0  # what could not be read
 LOOKED_AT = 3  # rows of the text, by which it is known again
+TEXT_S = 2.0  # so long a text is written at most: training waits
 
 Losses = Callable[[Tensor], Tensor]  # rows [B, T] -> nats a token of each [B]
+Writes = Callable[[list[int], int], Iterator[int]]  # ids, at most so many -> those that come after them
 # What a rank of this peer says -> what each of them says.
 Gather = Callable[[bytes], Sequence[bytes]]
 
@@ -37,11 +40,16 @@ class HeldOutText:
     """Opened once, if it can be; and tried again now and then as long as it can't."""
 
     def __init__(
-        self, manifest: Manifest, own_place: str, losses: Losses, gather: Gather = lambda mine: [mine]
+        self,
+        manifest: Manifest,
+        own_place: str,
+        losses: Losses,
+        gather: Gather = lambda mine: [mine],
+        writes: Writes | None = None,
     ) -> None:
-        """`own_place`: where this peer's owner has the run's data."""
+        """`own_place`: where this peer's owner has the run's data.  `writes`: of a model that can."""
         self._manifest, self._own_place, self._losses = manifest, own_place, losses
-        self._gather = gather
+        self._gather, self._writes = gather, writes
         self._rows: Windows | None = None
         self._data = b""
         self._why_not = self._open()
@@ -79,11 +87,25 @@ class HeldOutText:
             return Scored(number=score.number, why_not=told.decode())
         if (nats := self._nats(rows)) is None:
             return Scored(number=score.number, why_not=ScoreCause.ODD_LOSSES)
-        return Scored(number=score.number, nats=nats.astype("<f4").tobytes(), data=self._data)
+        text = self._text(rows[0]) if score.text and windows[:1] == [0] else ()
+        return Scored(number=score.number, nats=nats.astype("<f4").tobytes(), data=self._data, text=text)
 
     def _read(self, rows: Windows, windows: Sequence[int]) -> list[Tensor]:
         of = self._manifest.eval.windows
         return [rows[row_of_window(len(rows), window, of)] for window in windows]
+
+    def _text(self, row: Tensor) -> tuple[int, ...]:
+        """Its first ids, and what the model makes of them as far as it comes in time."""
+        if self._writes is None:
+            return ()
+        given, most = text_lengths(self._manifest.model.context, self._manifest.row_tokens)
+        until, ids = time.monotonic() + TEXT_S, [int(each) for each in row[:given]]
+        made = list[int]()
+        for each in self._writes(ids, most):
+            made.append(each)
+            if time.monotonic() >= until:
+                break
+        return (*ids, *made)
 
     def _nats(self, rows: list[Tensor]) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         """As many rows at once as a step has.  None: what came is not one finite loss for each."""
@@ -111,5 +133,7 @@ def fingerprint(rows: Windows) -> bytes:
     return hasher.digest()
 
 
-def made(manifest: Manifest, own_place: str, losses: Losses, gather: Gather) -> HeldOutText | None:
-    return HeldOutText(manifest, own_place, losses, gather) if manifest.eval.source else None
+def made(
+    manifest: Manifest, own_place: str, losses: Losses, gather: Gather, writes: Writes | None
+) -> HeldOutText | None:
+    return HeldOutText(manifest, own_place, losses, gather, writes) if manifest.eval.source else None

@@ -129,6 +129,7 @@ class Scored(_Local, frozen=True, kw_only=True, tag="scored"):
     )
     data: bytes = b""  # the fingerprint of what was read
     why_not: str = ""  # a `ScoreCause`
+    text: tuple[int, ...] = ()  # token ids, where one was wanted and can be written
     seconds: float = 0.0  # that it took, in which nothing was learned
 
 
@@ -266,6 +267,7 @@ class Score(_Local, frozen=True, kw_only=True, tag="score"):
     number: int
     versions: tuple[int, ...]  # of each fragment
     windows: bytes  # a mask
+    text: bool = False  # and go on with the text that the first of them begins with
 
 
 class Finish(_Local, frozen=True, kw_only=True, tag="finish"):

@@ -200,6 +200,7 @@ log = logging.getLogger(__name__)
 
 Collate = Callable[[list[Any]], Any]
 Losses = Callable[[Tensor], Tensor]
+Writes = Callable[[list[int], int], Iterator[int]]  # ids, at most so many -> those that come after them
 Found = TypeVar("Found")
 SCORING = "farflung.peer.evaluation.windows"
 _NOTHING: Mapping[str, str | None] = MappingProxyType({})
@@ -313,7 +314,13 @@ class Connection:
         """For the trainer of synchronous batches, which says other words to it."""
         return self._agent
 
-    def join(self, model: nn.Module, optimizer: Optimizer, held_out: Losses | None = None) -> Run:
+    def join(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        held_out: Losses | None = None,
+        writes: Writes | None = None,
+    ) -> Run:
         if self.manifest.pipeline.batch:
             self.abandon()
             raise UserError(
@@ -325,7 +332,7 @@ class Connection:
             refuse_other_parameters(model, optimizer)
             loop = self._loop(model)
             # Before the run's state is here: others may wait for whoever has it, and the text may be far away.
-            loop.held_out = held_out_text(self.manifest, self._ranks, held_out)
+            loop.held_out = held_out_text(self.manifest, self._ranks, held_out, writes)
             steps = RunSteps(optimizer, loop.after_step, loop.before_step)
             undo.callback(steps.end)
             run = Run(self._agent, loop, steps, self.name)
@@ -361,9 +368,14 @@ class Connection:
         self._agent.abandon()
 
 
-def held_out_text(manifest: Manifest, ranks: Ranks, losses: Losses | None) -> HeldOut | None:
+def held_out_text(
+    manifest: Manifest, ranks: Ranks, losses: Losses | None, writes: Writes | None = None
+) -> HeldOut | None:
     scoring = module_of(SCORING) if losses is not None else None
-    return scoring.made(manifest, own_config({}).data, losses, ranks.gather) if scoring is not None else None
+    if scoring is None:
+        return None
+    found: HeldOut | None = scoring.made(manifest, own_config({}).data, losses, ranks.gather, writes)
+    return found
 
 
 class Run:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from farflung.peer.local.memory import LOOK_AGAIN_S, Copied, SharedState, VersionArriving
 from farflung.peer.local.words import Attach, Begin, Bye, FromTrainer, ToTrainer
-from farflung.peer.trainer.api import CONNECTED, Connection, Found, Losses, Run
+from farflung.peer.trainer.api import CONNECTED, Connection, Found
 from farflung.peer.trainer.inner_loop import InnerLoop
 from farflung.peer.trainer.kept_optimizer import KeptOptimizer, OptimizerState
 from farflung.protocol.errors import UserError
@@ -274,16 +274,12 @@ class ReplicaConnection(Connection):
         super().__init__(replica, manifest, name)
         self._replica = replica
 
-    def join(self, model: nn.Module, optimizer: Optimizer, held_out: Losses | None = None) -> Run:
-        self._replica.optimizer = optimizer
-        return super().join(model, optimizer, held_out)
-
     def _loop(self, model: nn.Module) -> InnerLoop:
         self._replica.loop = ReplicaLoop(self._replica, model, self.manifest)
         return self._replica.loop
 
-    def _say_memory(self, loop: InnerLoop, optimizer: object) -> None:
-        pass  # of a machine that has one replica
+    def _say_memory(self, loop: InnerLoop, optimizer: Optimizer) -> None:
+        self._replica.optimizer = optimizer  # memory is that of one machine, whose replicas these are
 
 
 class ReplicaLoop(InnerLoop):

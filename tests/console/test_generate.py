@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from farflung.peer.local.folder import abouts, make_folder, remove_folder, write
 from farflung.peer.local.memory import SharedState
 from farflung.peer.local.words import PeerHere, to_bytes
 from farflung.peer.trainer.layout import ModelLayout
+from farflung.protocol.errors import UserError
 from farflung.protocol.join_url import JoinUrl
 from farflung.protocol.manifest import Manifest
 from farflung.protocol.process import as_nobody
@@ -162,6 +165,44 @@ def test_another_file_at_the_place_of_the_tokenizer_is_refused(
     file.unlink()
     code, _, err = say("generate", run.place, "x")
     assert code != 0 and "https://a.example/tokenizer.json: no such file" in err and "Traceback" not in err
+
+
+# ---- words for the page ---------------------------------------------------------------------------------------
+
+
+def page_words(manifest: Manifest, kept: BinaryIO, ids: list[int], given: int) -> list[str]:
+    return generate_command.for_page(
+        {"manifest": manifest.canonical().decode(), "ids": ids, "given": given}, kept
+    )
+
+
+def test_the_page_has_words_of_bytes_whatever_the_ids() -> None:
+    manifest, kept = Manifest.from_toml(TOML, "run.toml"), BytesIO()
+    ids = [*"déf".encode(), 300, 1 << 31, *b" g"]
+    assert page_words(manifest, kept, ids, 4) == ["déf", " g"]
+    assert page_words(manifest, kept, ids, 2) == ["", "déf g"], "a letter that was cut is in one piece"
+    assert page_words(manifest, kept, [65] * 144, 144) == ["A" * 144, ""] and not kept.getvalue()
+
+
+def test_the_page_has_words_by_the_runs_own_tokenizer_which_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 1, "dog": 2}, unk_token="dog"))
+    file = tmp_path / "tokenizer.json"
+    made.save(str(file))
+    monkeypatch.setattr(as_nobody, "opened", lambda url: (LocalFileSystem(), str(file)))
+    place = f"https://a.example/tokenizer.json#{blake3(file.read_bytes()).hexdigest()}"
+    manifest = Manifest.from_toml(f"{TOML}vocab = 3\n{TOKENS.format(place)}", "run.toml")
+    right, kept = file.read_bytes(), BytesIO()
+    file.write_text("{}")
+    with pytest.raises(UserError, match="its hash is"):
+        page_words(manifest, kept, [0, 1, 2], 1)
+    assert not kept.getvalue(), "another file is not kept"
+    file.write_bytes(right)
+    assert page_words(manifest, kept, [0, 1, 2], 1) == ["the", " cat dog"]
+    file.unlink()
+    assert page_words(manifest, kept, [2, 1, 0], 2) == ["dog cat", " the"]
 
 
 # ---- a peer on this machine ----------------------------------------------------------------------------------

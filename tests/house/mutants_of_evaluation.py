@@ -17,6 +17,56 @@ READING = ("tests/peer/evaluation/test_windows.py",)
 BY_BATCHES = ("tests/coordinator/batches/test_batches.py", "tests/whole/test_evaluated_batches.py")
 
 EVALUATION = (
+    # ---- a text ----
+    Mutant(
+        "who says nothing counts against a text",
+        COORDINATOR,
+        "agreed_text(known, len(now.writers))",
+        "agreed_text(known, len(known))",
+        ASKING,
+    ),
+    Mutant(
+        "a text is what more than half say",
+        JUDGE,
+        "        if 2 * count <= asked:\n",
+        "        if 2 * count < asked:\n",
+        JUDGING,
+    ),
+    Mutant(
+        "whoever differed before is not asked how a text goes on",
+        JUDGE,
+        "        said = [each for each in said if each[: len(found)] == found]\n",
+        "        pass\n",
+        JUDGING,
+    ),
+    Mutant(
+        "only those who were asked write a text",
+        COORDINATOR,
+        "        if peer in self.writers and said.text:\n",
+        "        if said.text:\n",
+        ASKING,
+    ),
+    Mutant(
+        "whose loss is left out is not heard of a text",
+        COORDINATOR,
+        "            if peer not in found.outvoted and max(each)",
+        "            if max(each)",
+        ASKING,
+    ),
+    Mutant(
+        "going back forgets a later text",
+        COORDINATOR,
+        "                    self.written = None\n",
+        "                    pass\n",
+        ASKING,
+    ),
+    Mutant(
+        "a text takes two seconds at most",
+        TEXT,
+        "            if time.monotonic() >= until:\n",
+        "            if time.monotonic() < until:\n",
+        READING,
+    ),
     # ---- several ranks ----
     Mutant(
         "P7 ranks of which one alone has a loss compute none",

@@ -17,7 +17,7 @@ from farflung.protocol.messages import Beat, FromMember
 from farflung.protocol.mode_words import ScoreBeat
 from farflung.simulator.peer import VirtualPeer
 from farflung.simulator.scenario import Scenario
-from farflung.simulator.trainer import virtual_loss
+from farflung.simulator.trainer import virtual_loss, virtual_text
 from farflung.simulator.world import World
 from rig.pieces import pieces, seeds
 
@@ -40,13 +40,17 @@ class WatchedWorld(World):
             cells = slice(held.first * size, (held.first + held.count) * size)
             self.values.setdefault((era, seal.fragment, seal.version), peer.anchor[cells].clone())
 
-    def losses_of(self, era: int, versions: tuple[int, ...]) -> list[float]:
-        """The true ones.  A version that was not made anew in this era is of an older one."""
+    def values_of(self, era: int, versions: tuple[int, ...]) -> Tensor:
+        """A version that was not made anew in this era is of an older one."""
         parts = []
         for fragment, version in enumerate(versions):
             made_in = max(e for e, f, v in self.values if (f, v) == (fragment, version) and e <= era)
             parts.append(self.values[made_in, fragment, version])
-        return [virtual_loss(torch.cat(parts), window) for window in range(WINDOWS)]
+        return torch.cat(parts)
+
+    def losses_of(self, era: int, versions: tuple[int, ...]) -> list[float]:
+        """The true ones."""
+        return [virtual_loss(self.values_of(era, versions), window) for window in range(WINDOWS)]
 
     def evaluated(self) -> list[tuple[int, Evaluated]]:
         """With the era of each."""
@@ -67,13 +71,16 @@ def run(seed: int, **changes: object) -> WatchedWorld:
 
 @pytest.mark.parametrize("piece", pieces(6))
 def test_what_is_written_is_the_loss_of_its_version(piece: int) -> None:
-    written = whole = 0
+    written = whole = texts = 0
     for seed in seeds(piece, 10):
         world = run(seed)
         for era, record in world.evaluated():
             true = world.losses_of(era, record.versions)
             assert record.loss is not None and not record.outvoted, (seed, record)
             written += 1
+            if record.text:
+                texts += 1
+                assert record.text == virtual_text(world.values_of(era, record.versions)), (seed, record)
             if record.windows == record.of:
                 whole += 1
                 assert record.loss == pytest.approx(sum(true) / WINDOWS, abs=1e-5), (seed, record)
@@ -81,7 +88,7 @@ def test_what_is_written_is_the_loss_of_its_version(piece: int) -> None:
                 seed,
                 record,
             )
-    assert whole >= written / 2 > 4
+    assert whole >= written / 2 > 4 and texts >= written / 4
 
 
 def test_in_a_calm_world_each_version_that_is_due_is_evaluated_by_all_and_so_is_the_last() -> None:
@@ -107,7 +114,8 @@ def _lied(section: object) -> object:
     if not isinstance(section, ScoreBeat):
         return section
     said = struct.unpack(f"<{len(section.nats) // 4}f", section.nats)
-    return structs.replace(section, nats=struct.pack(f"<{len(said)}f", *(each / 2 for each in said)))
+    halved = struct.pack(f"<{len(said)}f", *(each / 2 for each in said))
+    return structs.replace(section, nats=halved, text=section.text and (1, 2, 6, 6, 6))
 
 
 @pytest.mark.parametrize(("peers", "liars"), [(3, 1), (4, 1), (5, 1), (8, 2)])
@@ -119,6 +127,9 @@ def test_a_minority_of_liars_is_outvoted_and_named(peers: int, liars: int) -> No
     for era, record in world.evaluated():
         assert record.loss == pytest.approx(sum(world.losses_of(era, record.versions)) / WINDOWS, abs=1e-5)
         assert set(record.outvoted) == set(list(world.peers)[-liars:])
+        if record.text:
+            true = virtual_text(world.values_of(era, record.versions))
+            assert record.text == true[: len(record.text)], "or as far as a majority goes"
     assert world.evaluated()
 
 
@@ -128,3 +139,4 @@ def test_of_two_that_contradict_each_other_neither_is_believed() -> None:
     world.run()
     [(_, record)] = world.evaluated()
     assert record.loss is None and len(record.means) == 2 and not record.outvoted
+    assert record.text == (1, 2), "as far as they agree"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from html.parser import HTMLParser
 from typing import Any
 
@@ -29,13 +33,17 @@ from farflung.console.web.page_process import (
     UNSEEN_AFTER_S,
     UNSEEN_EVERY_S,
     Press,
+    TextReader,
     pause_s,
 )
 from farflung.console.web.public import PEOPLE_SHOWN, shown
 from farflung.coordinator.run.status import status_json
+from farflung.protocol.manifest import Manifest
+from farflung.protocol.messages import Challenge
 from farflung.protocol.states import PeerState, RunPhase
 from rig.crowd import crowd
 from rig.public_run import VERSION, empty_status, public_status
+from rig.waiting import eventually
 
 URL = "farflung://train.example.org:29800/tiny-stories-1b?k=" + 43 * "A"
 EVIL = "<img src=x onerror=alert(1)>\"'&</tbody><script>"
@@ -122,6 +130,108 @@ def test_a_pipeline_has_a_row_for_each_stage_and_says_which_is_narrow() -> None:
     status = public_status(stages=4)
     status["batch"] |= {"held_out": True}
     assert "The held-out loss is computed: 210 of 512 microbatches." in Reader(page(status)).text
+
+
+# ---- what the model writes ----------------------------------------------------------------------------------
+
+
+def written(**changes: object) -> dict[str, Any]:
+    text = {
+        "version": 1280,
+        "ids": [1, 2, 3],
+        "given": 1,
+        "peers": 3,
+        "began": "Once",
+        "went_on": " upon\ta time\n",
+    }
+    return public_status() | {"written": text | changes}
+
+
+def test_what_the_model_writes_stands_on_it() -> None:
+    html = page(written())
+    text = Reader(html).text
+    assert "What it writes" in text and "Once upon   a time" in text
+    assert "From the first words of a held-out text, at round 1,280; 3 peers say the same." in text
+    assert "<span>Once</span> upon" in html
+    assert "one peer's word" in Reader(page(written(peers=1))).text
+    assert "What it writes" not in page(public_status())
+
+
+def test_whatever_a_model_writes_is_shown_as_text_and_moves_nothing() -> None:
+    html = page(written(began=EVIL, went_on="\x1b[2J\u202e\x00" + 9000 * "x"))
+    assert "<img" not in html and "\x1b" not in html and "\u202e" not in html and "\x00" not in html
+    assert EVIL in Reader(html).text and 1000 < html.count("x") < 4000
+
+
+@pytest.mark.parametrize(
+    "told", [None, 3, [], {}, {"version": "x"}, {"version": 3, "began": 5, "went_on": [1]}]
+)
+def test_an_odd_text_in_the_status_costs_the_page_nothing(told: object) -> None:
+    Reader(page(public_status() | {"written": told}))
+
+
+class Asked:
+    """Of a coordinator, the manifest of its run."""
+
+    def __init__(self, toml: str = "") -> None:
+        self.manifest = Manifest.from_toml(toml, "run.toml")
+        self.asked = 0
+
+    def ask(self, question: object, kind: type, seconds: float) -> Challenge:
+        self.asked += 1
+        return Challenge(protocol=1, run_id=bytes(16), nonce=bytes(32), manifest=self.manifest.canonical())
+
+
+def sample(text: str, version: int = 4) -> dict[str, Any]:
+    return {"version": version, "ids": list(text.encode()), "given": 4, "peers": 3}
+
+
+def status_with(told: object) -> dict[str, Any]:
+    return {"held_out": {"sample": told}}
+
+
+@contextlib.contextmanager
+def text_reader(asked: Asked) -> Iterator[TextReader]:
+    with tempfile.TemporaryFile() as kept, closing(TextReader("tiny", asked, kept)) as reader:  # type: ignore[arg-type]
+        yield reader
+
+
+def test_a_text_is_put_into_words_by_another_process_and_the_last_one_stays_until_it_is_done() -> None:
+    asked = Asked()
+    with text_reader(asked) as reader:
+        assert reader.look({}) == {} and reader.look(status_with(None)) == {} and not asked.asked
+        first = status_with(sample("Once upon"))
+        assert reader.look(first) == {}, "words take a moment"
+        found = eventually(lambda: reader.look(first), "there are words")
+        assert found == {"written": {**sample("Once upon"), "began": "Once", "went_on": " upon"}}
+        second = status_with(sample("Then came", version=6))
+        assert reader.look(second) == found
+        eventually(lambda: reader.look(second)["written"]["version"] == 6, "then those of the next version")
+        assert reader.look({}) == {}, "the run went back"
+        assert asked.asked == 1
+
+
+def test_a_text_that_gives_no_words_costs_the_page_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The tokenizer can't be read: its place is a port of this machine, where a stranger's URL may not lead."""
+    place = f"https://127.0.0.1:9/tokenizer.json#{'ab' * 32}"
+    source = "https://a.example/x.bin"
+    asked = Asked(f'[model]\nvocab = 300\n[data]\nsource = "{source}"\ntokenizer = "{place}"\n')
+    told = status_with(sample("Once upon"))
+    with text_reader(asked) as reader:
+        assert reader.look(told) == {}
+        eventually(lambda: reader.look(told) or caplog.text, "it says so")
+        assert "no words were made of a text of the model" in caplog.text
+        assert reader.look(told) == {} and reader._reader is None, "it is not tried again"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [[], {}, {"ids": 3}, {"ids": []}, {"ids": [1, True]}, {"ids": [-1]}, {"ids": [1 << 32]}, {"ids": ["a"]},
+     {"ids": [1] * 145}],
+)  # fmt: skip
+def test_no_process_is_started_for_what_is_no_text(told: object) -> None:
+    with text_reader(Asked()) as reader:
+        assert reader.look(status_with(told)) == {} and reader._reader is None
 
 
 @pytest.mark.parametrize("admission", ["token", "allowlist", "something new", None])

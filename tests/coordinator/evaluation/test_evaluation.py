@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from farflung.coordinator.evaluation.evaluation import Evaluated, Evaluation, made
+from farflung.coordinator.evaluation.evaluation import TEXT_EVERY_S, Evaluated, Evaluation, made
 from farflung.coordinator.ledger.records import RolledBack
 from farflung.coordinator.modes.registry import ModeTools
 from farflung.coordinator.run_metrics import run_metrics
 from farflung.protocol.digests import mask_from_bytes
 from farflung.protocol.errors import Counters, ScoreCause
 from farflung.protocol.manifest import Manifest
-from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick
+from farflung.protocol.mode_words import FiguresBeat, ScoreBeat, ScoreTick, text_lengths
 from rig.made_run import BARE_BEAT, MadeRun
 
 WINDOWS = 16
@@ -332,6 +332,128 @@ def test_who_is_left_out_is_news() -> None:
     why = "most of those who computed the same windows contradict it"
     assert note == f"what c says of version 2's held-out loss is left out: {why}"
     assert host.shown["outvoted"] == {"c": why}
+
+
+# ---- a text ------------------------------------------------------------------------------------------------------
+
+GIVEN, _ = text_lengths(MANIFEST.model.context, MANIFEST.row_tokens)
+TEXT = (*range(GIVEN), 200, 201)
+
+
+def test_a_text_is_due_at_first_then_after_a_while_and_at_the_last_version() -> None:
+    host, due = Host("ann"), []
+    for version, at_s in ((1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 5.0)):
+        host.core.now = at_s
+        host.after_rounds(1)
+        if host.mode.on_timer() and (order := host.order("ann")) is not None:
+            due.append((version, order.text))
+            host.hears("ann")
+            host.evaluated()
+    assert due == [(2, True), (4, False), (5, True)]
+    host = Host("ann")
+    for at_s, text in ((1.0, True), (TEXT_EVERY_S, False), (TEXT_EVERY_S + 1.5, True)):
+        host.after_rounds(2)
+        host.core.now = at_s
+        if host.core.finished:
+            break
+        host.mode.on_timer()
+        order = host.order("ann")
+        assert order is not None and order.text is text, at_s
+        host.hears("ann")
+        host.evaluated()
+
+
+def test_of_a_scripts_model_no_text_is_wanted() -> None:
+    script = MANIFEST.model_copy(update={"model": MANIFEST.model.model_copy(update={"kind": ""})})
+    host = Host("ann", manifest=script).after_rounds(2)
+    host.mode.on_timer()
+    order = host.order("ann")
+    assert order is not None and not order.text
+
+
+def test_those_who_compute_the_first_window_write_the_text_and_nobody_else() -> None:
+    host = Host(*"abcdef").after_rounds(2)
+    host.mode.on_timer()
+    orders = {name: order for name in "abcdef" if (order := host.order(name)) is not None}
+    writers = [name for name, order in orders.items() if order.text]
+    assert len(writers) == 3 < len(orders)
+    assert all(orders[name].text == bool(mask_from_bytes(orders[name].windows) & 1) for name in orders)
+    for name in sorted(orders, key=lambda name: name in writers):
+        host.hears(name, text=TEXT if name in writers else (7, 7, 7))
+    [record] = host.evaluated()
+    assert (record.text, record.text_by) == (TEXT, 3)
+    assert host.shown["sample"] == {"version": 2, "ids": list(TEXT), "given": GIVEN, "peers": 3}
+
+
+def test_a_second_draw_wants_no_text() -> None:
+    host = Host("ann", "bob").after_rounds(2)
+    host.mode.on_timer()
+    host.here["cyd"] = host.enters("cyd")
+    host.says(host.here["cyd"])
+    for name in ("ann", "bob"):
+        host.loses(host.here[name])
+    assert host.mode.on_timer()
+    order = host.order("cyd")
+    assert order is not None and not order.text
+    host.hears("cyd", text=TEXT)
+    [record] = host.evaluated()
+    assert record.text == () and "sample" not in host.shown
+
+
+@pytest.mark.parametrize(
+    ("of_liar", "nats"),
+    [((*TEXT[:GIVEN], 256), 2.0), ((*TEXT[:GIVEN], 9, 9), 3.0)],
+    ids=["no token", "outvoted"],
+)
+def test_texts_that_count_are_of_tokens_and_of_those_whose_loss_counts(
+    of_liar: tuple[int, ...], nats: float
+) -> None:
+    host = Host(*"abc").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("a", text=TEXT)
+    host.hears("b", text=TEXT)
+    host.hears("c", nats, text=of_liar)
+    [record] = host.evaluated()
+    assert (record.text, record.text_by) == (TEXT, 2)
+
+
+def test_who_writes_nothing_counts_against_a_text_and_what_was_given_alone_is_none() -> None:
+    host = Host(*"abc").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("a", text=TEXT)
+    host.hears("b")
+    host.hears("c")
+    [record] = host.evaluated()
+    assert record.text == () and record.loss == 2.0 and "sample" not in host.shown
+    host = Host(*"abc").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("a", text=TEXT)
+    host.hears("b")
+    host.hears("c", 3.0, text=TEXT)
+    assert host.evaluated()[0].text == (), "a liar's voice is none"
+    host = Host("ann").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann", text=TEXT[:GIVEN])
+    assert host.evaluated()[0].text == TEXT[:GIVEN] and "sample" not in host.shown
+
+
+def test_the_newest_text_is_shown_until_there_is_another_and_going_back_forgets_it() -> None:
+    host = Host("ann").after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann", text=TEXT)
+    host.evaluated()
+    host.after_rounds(2)
+    host.mode.on_timer()
+    host.hears("ann")
+    assert host.evaluated()[0].text == ()
+    assert host.shown["version"] == 4
+    sample = host.shown["sample"]
+    assert isinstance(sample, dict) and sample["version"] == 2
+    assert host.replayed().parts["evaluation"].written.text == TEXT
+    host.core.write(RolledBack(versions=(3,), reason="lost"))
+    assert "sample" in host.shown
+    host.core.write(RolledBack(versions=(1,), reason="lost again"))
+    assert "held_out" not in host.mode.status() or "sample" not in host.shown
 
 
 def test_its_metrics() -> None:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from farflung.coordinator.evaluation.evaluation import COPIES, LEAST_WINDOWS, dealt, figures_of
-from farflung.coordinator.evaluation.held_out_loss import MemberLosses, judged
+from farflung.coordinator.evaluation.held_out_loss import MemberLosses, agreed_text, judged
 from farflung.coordinator.modes.registry import Dice
 from farflung.protocol.digests import bits
 from farflung.protocol.limits import NATS_MOST
@@ -149,3 +149,35 @@ def test_what_follows_from_a_loss() -> None:
     assert figures_of(2.0, 0.0)["bits_per_byte"] is None
     assert figures_of(5000.0, 1.0)["perplexity"] is None
     assert set(figures_of(None, 1.0).values()) == {None}
+
+
+# ---- a text ------------------------------------------------------------------------------------------------------
+
+A, B = (1, 2, 3, 4), (1, 2, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "due"),
+    [
+        ([A], 1, (A, 1)),
+        ([A, A], 2, (A, 2)),
+        ([A, B], 2, (A[:2], 2)),
+        ([A, B, A], 3, (A, 2)),
+        ([B, (1, 2, 3), A], 3, ((1, 2, 3), 2)),
+        ([A], 2, ((), 0)),
+        ([A, B], 3, (A[:2], 2)),
+        ([A], 3, ((), 0)),
+        ([], 3, ((), 0)),
+        ([(5, 6), (6, 5), A], 3, ((), 0)),
+        ([A, (1, 9, 3, 4), (1, 2, 5, 4)], 3, (A[:2], 2)),
+    ],
+    ids=[
+        "one is alone", "two agree", "of two both count", "one of three is outvoted", "as far as they come",
+        "one of two is silent", "one of three is silent", "two of three are silent", "nobody", "all differ",
+        "one that differed before",
+    ],
+)  # fmt: skip
+def test_a_text_is_what_more_than_half_of_those_who_were_asked_say(
+    said: list[tuple[int, ...]], asked: int, due: tuple[tuple[int, ...], int]
+) -> None:
+    assert agreed_text(said, asked) == due

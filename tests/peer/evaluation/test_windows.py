@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from farflung.peer.builtin.corpus import load_corpus
 from farflung.peer.builtin.llama import Llama
-from farflung.peer.evaluation.windows import READ_AGAIN_S, HeldOutText, made
+from farflung.peer.evaluation.windows import READ_AGAIN_S, TEXT_S, HeldOutText, made
 from farflung.peer.local.words import Score, Scored
 from farflung.protocol.digests import mask_of, mask_to_bytes
 from farflung.protocol.errors import ScoreCause
 from farflung.protocol.manifest import Manifest
+from farflung.protocol.mode_words import text_lengths
 
 ROW = 9  # tokens
 
@@ -160,8 +162,61 @@ def test_bits_beyond_the_windows_are_not_computed(tmp_path: Path) -> None:
     assert len(nats(ask(HeldOutText(manifest(), str(folder(tmp_path, 20)), Rows()), 3, 90))) == 1
 
 
+# ---- a text ------------------------------------------------------------------------------------------------------
+
+
+class Writes:
+    """Counts on from the last id, and takes some time for each."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.asked: list[tuple[list[int], int]] = []
+        self.seconds, self.now = seconds, 0.0
+
+    def __call__(self, ids: list[int], most: int) -> Iterator[int]:
+        self.asked.append((ids, most))
+        for number in range(most):
+            self.now += self.seconds
+            yield ids[-1] + 1 + number
+
+
+def write(text: HeldOutText, *windows: int) -> Scored:
+    return text.answer(Score(number=3, versions=(1,), windows=mask_to_bytes(mask_of(windows)), text=True))
+
+
+def test_a_text_goes_on_from_the_beginning_of_the_first_window(tmp_path: Path) -> None:
+    writes = Writes()
+    text = HeldOutText(manifest(), str(folder(tmp_path, 16)), Rows(), writes=writes)
+    assert ask(text, 0, 1).text == () and not writes.asked, "nobody asked for it"
+    said = write(text, 0, 1)
+    assert len(said.nats) == 8
+    given, most = text_lengths(manifest().model.context, ROW)
+    assert said.text == (*[0] * given, *range(1, 1 + most)) and writes.asked == [([0] * given, most)]
+    assert write(text, 1, 2).text == (), "the first window is another member's"
+
+
+@pytest.mark.parametrize(
+    ("context", "row", "due"),
+    [(16, 17, (8, 8)), (96, 97, (48, 48)), (1024, 1025, (48, 96)), (1024, 2, (1, 96)), (1, 2, (1, 0))],
+)
+def test_no_text_is_longer_than_the_models_context(context: int, row: int, due: tuple[int, int]) -> None:
+    """Also where rows are short, the model goes on with something."""
+    assert text_lengths(context, row) == due
+
+
+def test_a_text_takes_no_longer_than_so_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = Writes(seconds=TEXT_S / 4)
+    monkeypatch.setattr(time, "monotonic", lambda: writes.now)
+    text = HeldOutText(manifest(), str(folder(tmp_path, 16)), Rows(), writes=writes)
+    assert write(text, 0).text == (*[0] * (ROW // 2), 1, 2, 3, 4)
+
+
+def test_a_model_that_can_not_write_has_its_loss_computed_all_the_same(tmp_path: Path) -> None:
+    said = write(HeldOutText(manifest(), str(folder(tmp_path, 16)), Rows()), 0)
+    assert said.text == () and nats(said) == [0.0]
+
+
 def test_without_eval_there_is_nothing_to_compute() -> None:
-    assert made(Manifest(), "", Rows(), lambda mine: [mine]) is None
+    assert made(Manifest(), "", Rows(), lambda mine: [mine], None) is None
 
 
 def test_the_losses_of_rows_are_those_of_the_built_in_model_one_by_one() -> None:
