@@ -146,7 +146,7 @@ EXAMPLES: dict[str, m.Message] = {
         forward=Forward(4, b"12345678", False, tuple(range(16))),
         sections=(
             BatchBeat(3, 2, 1, b"\x07", b"\x08", True, 0.5, 9, 4, 17, (Complaint(5, True),)),
-            ScoreBeat(9, bytes(8), H1, "why"),
+            ScoreBeat(9, bytes(8), H1, "why", (48, 1 << 20)),
             FiguresBeat((("accuracy", 0.5), ("eval/f1-macro", -1e9))),
             ReachBeat(("bob",), RelayOffer(29803, 2_500_000, 3, 1, 0, 7000, 2, ""), ("cyd",)),
             ShelfBeat((Shelved(4, 0, b"1234"),)),
@@ -221,7 +221,7 @@ EXAMPLES: dict[str, m.Message] = {
         sections=(
             DUE,
             ServeTick(2),
-            ScoreTick(9, (4, 3), b"\x81"),
+            ScoreTick(9, (4, 3), b"\x81", True),
             ReachTick(
                 True,
                 (Meet("bob", "203.0.113.7:40001", 12.5),),
@@ -372,8 +372,8 @@ FROZEN_PARTS = {
     m.FragmentTick: "fragment version digests verified donors round_no sent_seen progress_seen compare dropped "
     "proof nonce_for nonce refuted fellows sections",
     ServeTick: "stage",
-    ScoreTick: "number versions windows",
-    ScoreBeat: "number nats data why_not",
+    ScoreTick: "number versions windows text",
+    ScoreBeat: "number nats data why_not text",
     FiguresBeat: "figures",
     ReachBeat: "punched relay unmet",
     ReachTick: "look meets relay",
